@@ -1,0 +1,1 @@
+"""Requests with text in, deltas with text out: `LLM`, its asyncio twin, stop strings."""

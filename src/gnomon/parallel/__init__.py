@@ -1,0 +1,1 @@
+"""Meshes, collectives and sharding: the only package that imports torch.distributed."""

@@ -1,0 +1,1 @@
+"""Tokenizer, incremental detokenizer, chat encodings and output parsing, without torch."""
