@@ -1,0 +1,179 @@
+"""Operators: the bound set of operators that a model calls; axes are checked at this entry.
+
+In:  values that belong to row axes (RowTensor, KeySet, RopeRows, WriteSlots), pools, page tables.
+Out: values on the same axes. A value of another axis raises GeometryError that names both axes.
+The maths lives in the providers, one plain function on tensors per operator; their contracts are
+in spec.py, their formulas in oracle_math.md §1. Not here: the choice of providers (dispatch.py),
+the loop over score chunks (select.py).
+
+Padding contract, for every operator: a row with no keys gives output 0 and lse −inf, a slot of −1
+writes nothing, an expert of −1 adds nothing; nothing of a padding row is ever NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from gnomon.attention.geometry import Geometry, PageTable, RowTensor, WriteSlots, require_axis
+from gnomon.attention.indices import KeySet
+from gnomon.attention.layouts.base import PagedPool
+from gnomon.attention.ops.attend import attend_key_set
+from gnomon.attention.ops.select import select_keys
+from gnomon.attention.ops.values import AttentionOut, IndexTransform, RopeRows, Selection
+from gnomon.attention.plan import StepPlan
+from gnomon.errors import GeometryError
+
+Kernel = Callable[..., Any]
+
+
+class Operators:
+    """One kernel per operator, chosen before the first step (dispatch.bind_operators)."""
+
+    def __init__(self, kernels: Mapping[str, Kernel]) -> None:
+        self.kernels: Mapping[str, Kernel] = dict(kernels)
+        self._rms_norm: Callable[[Tensor, Tensor, float], Tensor] = kernels["rms_norm"]
+        self._layer_norm: Callable[[Tensor, Tensor, Tensor, float], Tensor] = kernels["layer_norm"]
+        self._rope: Callable[[Tensor, RopeRows], Tensor] = kernels["rope"]
+        self._latent_write = kernels["latent_write"]
+        self._index_prepare = kernels["index_prepare"]
+        self._dense_mha = kernels["dense_mha"]
+        self._context_gather = kernels["context_gather"]
+        self._lse_merge = kernels["lse_merge"]
+        self._moe = kernels["moe"]
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """x * rsqrt(mean(x²) + eps) * weight over the last dim; fp32 inside, one rounding."""
+        return self._rms_norm(x, weight, eps)
+
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+        """(x − mean) * rsqrt(var + eps) * weight + bias over the last dim; one rounding."""
+        return self._layer_norm(x, weight, bias, eps)
+
+    def rope(self, x: Tensor, rows: RopeRows) -> Tensor:
+        """Rotate the first ``rows.dim`` columns of x [R, ..., D]; the others pass through."""
+        if x.shape[0] != rows.axis.num_rows:
+            raise GeometryError(
+                f"rope: x has {x.shape[0]} rows, its rotations belong to axis "
+                f"'{rows.axis.label}' of {rows.axis.num_rows}"
+            )
+        return self._rope(x, rows)
+
+    def latent_write(
+        self,
+        kv_raw: RowTensor,
+        norm_weight: Tensor,
+        eps: float,
+        rope: RopeRows,
+        pool: PagedPool,
+        writes: WriteSlots,
+    ) -> None:
+        """Write [rms_norm(c) | rope(kr)] of kv_raw [N, D_c + D_r] to the slots of its rows."""
+        if kv_raw.axis is not writes.axis or rope.axis is not writes.axis:
+            require_axis(writes.axis, kv_raw=kv_raw, rope=RowTensor(rope.axis, rope.cos))
+        self._latent_write(kv_raw.data, norm_weight, eps, rope, pool, writes.slots)
+
+    def index_prepare(
+        self,
+        q_raw: RowTensor,
+        k_raw: RowTensor,
+        transform: IndexTransform,
+        rope: tuple[RopeRows, RopeRows],
+        pool: PagedPool,
+        writes: WriteSlots,
+    ) -> RowTensor:
+        """Transform index queries [R, Hi, Di] and keys [N, Di]; write the keys; return the queries.
+
+        ``rope`` holds the rotations of the query's and of the key's axis (often the same value).
+        """
+        if k_raw.axis is not writes.axis or rope[1].axis is not writes.axis:
+            require_axis(writes.axis, k_raw=k_raw, key_rope=RowTensor(rope[1].axis, rope[1].cos))
+        if rope[0].axis is not q_raw.axis:
+            require_axis(q_raw.axis, query_rope=RowTensor(rope[0].axis, rope[0].cos))
+        query = self._index_prepare(q_raw.data, k_raw.data, transform, rope, pool, writes.slots)
+        return RowTensor(q_raw.axis, query)
+
+    def index_select(
+        self,
+        query: RowTensor,
+        head_weights: RowTensor,
+        pool: PagedPool,
+        geometry: Geometry,
+        plan: StepPlan,
+        want_margin: bool = False,
+    ) -> Selection:
+        """The K best keys of every row of query [R, Hi, Di], head_weights [R, Hi].
+
+        score[t, s] = Σ_h w[t, h] · Hi^-0.5 · Di^-0.5 · relu(q[t, h] · k[s]) over the row's visible
+        keys; higher first, ties to the lower position. A row with kv_len ≤ K gets every key and no
+        scores are computed for it. Follows plan.score_chunks.
+        """
+        if head_weights.axis is not query.axis:
+            require_axis(query.axis, head_weights=head_weights)
+        return select_keys(self.kernels, query, head_weights, pool, geometry, plan, want_margin)
+
+    def sparse_mla(
+        self,
+        q_latent: RowTensor,
+        q_rope: RowTensor,
+        pool: PagedPool,
+        keys: KeySet,
+        table: PageTable,
+        scale: float,
+    ) -> AttentionOut:
+        """Absorbed MLA of q_latent [R, H, D_c] and q_rope [R, H, D_r] over each row's own keys.
+
+        softmax(scale · (q_latent · c_s + q_rope · kr_s)) over the key set; out = Σ_s a_s c_s. A
+        sink takes part in the softmax's sum, not in the lse.
+        """
+        axis = q_latent.axis
+        if q_rope.axis is not axis or keys.axis is not axis:
+            require_axis(axis, q_rope=q_rope, keys=keys)
+        out, lse = attend_key_set(
+            self.kernels, (q_latent.data, q_rope.data), pool, keys, table, scale
+        )
+        return AttentionOut(RowTensor(axis, out), RowTensor(axis, lse))
+
+    def dense_mha(
+        self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        """Attention of q [M, H, D] over the first ``visible[m]`` of k [N, H, D], v [N, H, Dv].
+
+        Returns (out [M, H, Dv], lse [M, H]); a row that sees nothing gives 0 and −inf.
+        """
+        result: tuple[Tensor, Tensor] = self._dense_mha(q, k, v, visible, scale)
+        return result
+
+    def context_gather(
+        self, pool: PagedPool, table: PageTable, request: int, start: int, stop: int
+    ) -> Tensor:
+        """Entries start..stop−1 of one request, [stop − start, D], through the pool's layout."""
+        gathered: Tensor = self._context_gather(pool, table.pages[request], start, stop - start)
+        return gathered
+
+    def lse_merge(
+        self, a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Join two partial attentions (out [..., D], lse [...]) over disjoint keys.
+
+        (0, −inf) is the identity: merging with it returns the other, bit for bit.
+        """
+        merged: tuple[Tensor, Tensor] = self._lse_merge(a[0], a[1], b[0], b[1])
+        return merged
+
+    def moe(
+        self,
+        x: Tensor,
+        expert_ids: Tensor,
+        expert_weights: Tensor,
+        gate_up: Tensor,
+        down: Tensor,
+    ) -> Tensor:
+        """Σ_j weight[r, j] · down_e(silu(gate_e x_r) · up_e x_r), e = expert_ids[r, j]; −1 adds 0.
+
+        x [R, D], ids and weights [R, k], gate_up [E, 2I, D] (gate rows first), down [E, D, I].
+        """
+        mixed: Tensor = self._moe(x, expert_ids, expert_weights, gate_up, down)
+        return mixed

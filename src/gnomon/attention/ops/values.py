@@ -1,0 +1,106 @@
+"""The values that operators take and give beside plain tensors, geometry and pools.
+
+In:  tables of a model (RoPE angles, the index keys' norm) and what one operator hands to the next.
+Out: frozen values; every one that belongs to rows names its axis, so that an operator can refuse
+     rows of another axis.
+Not here: any computation beyond looking up RoPE rows (oracle_math.md §1.3).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gnomon.attention.geometry import RowAxis, RowTensor
+from gnomon.attention.indices import KeySet
+from gnomon.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RopeRows:
+    """The rotation of each row of one axis: looked up once a step, used by every layer.
+
+    ``cos``, ``sin`` [R, dim]: full width, the sine already signed, so that the rotated vector is
+    ``x * cos + partner(x) * sin``; the partner of column 2i is 2i + 1 and the reverse when
+    ``is_interleaved``, else columns i and i + dim / 2 are partners.
+    """
+
+    axis: RowAxis
+    cos: Tensor
+    sin: Tensor
+    is_interleaved: bool
+
+    @property
+    def dim(self) -> int:
+        """How many leading columns are rotated."""
+        return int(self.cos.shape[-1])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RopeTable:
+    """Cosines and sines of every position: ``cos``, ``sin`` [max_pos, dim / 2], fp32 or fp64."""
+
+    cos: Tensor
+    sin: Tensor
+
+    def __post_init__(self) -> None:
+        if self.cos.shape != self.sin.shape or self.cos.dim() != 2:
+            raise ConfigError(
+                f"RoPE tables must both be [max_pos, dim/2]; got cos {tuple(self.cos.shape)}, "
+                f"sin {tuple(self.sin.shape)}"
+            )
+        if self.cos.dtype not in (torch.float32, torch.float64) or self.cos.dtype != self.sin.dtype:
+            raise ConfigError(
+                f"RoPE tables must be float32 or float64, both alike; got {self.cos.dtype} and "
+                f"{self.sin.dtype}: rotation happens in fp32 and is rounded once"
+            )
+
+    def at(self, axis: RowAxis, is_interleaved: bool) -> RopeRows:
+        """The rotations of an axis' rows. Padding rows have position 0, hence no rotation."""
+        cos = self.cos.index_select(0, axis.position)
+        sin = self.sin.index_select(0, axis.position)
+        if is_interleaved:
+            cos = cos.repeat_interleave(2, dim=-1)
+            sin = torch.stack((-sin, sin), dim=-1).flatten(-2)
+        else:
+            cos = torch.cat((cos, cos), dim=-1)
+            sin = torch.cat((-sin, sin), dim=-1)
+        return RopeRows(axis, cos, sin, is_interleaved)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IndexTransform:
+    """What a layer does to raw index queries and keys (oracle_math.md §1.5).
+
+    Keys get LayerNorm(``norm_weight``, ``norm_bias``, ``norm_eps``); both get RoPE over the first
+    ``rope.dim`` columns, then, if ``has_hadamard``, the Sylvester-ordered Hadamard matrix times
+    Di ** -0.5 (Di a power of two).
+    """
+
+    norm_weight: Tensor
+    norm_bias: Tensor
+    norm_eps: float = 1e-6
+    has_hadamard: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Selection:
+    """What the indexer chose: a key set in POSITION space, one list segment, on the query's axis.
+
+    ``margin`` [R] (if asked): the k-th minus the (k+1)-th score of a row, +inf where nothing was
+    cut. ``nan_rows`` [R] bool: a score of the row was NaN and counted as −inf.
+    """
+
+    keys: KeySet
+    margin: Tensor | None
+    nan_rows: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AttentionOut:
+    """``out`` [R, H, D] in the query's dtype; ``lse`` [R, H] natural log, −inf for an empty row."""
+
+    out: RowTensor
+    lse: RowTensor

@@ -1,0 +1,165 @@
+"""Taps: the hook through which the two discrete choices of a model can be recorded or replayed.
+
+In:  a layer's selection of keys and of experts, with the margins of both choices.
+Out: the choice that the layer goes on with: its own, or a recorded one (oracle_math.md §3.4, where
+     bf16 is compared with choices replayed from fp32, and design.md §9, the margin rule).
+Recordings are kept per request name and position, so that one taken from a whole prompt can be
+replayed chunk by chunk, in any batch. Not here: how to compare two recordings (gnomon.verify).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from gnomon.attention.geometry import RowAxis
+from gnomon.attention.indices import KeySet, ListSegment, Space
+from gnomon.attention.ops.values import Selection
+from gnomon.errors import GeometryError
+
+Choices = dict[tuple[int, str], Tensor]  # (layer, request name) → [positions, width], −1 padded
+
+
+class SelectionTap(Protocol):
+    """Sees every discrete choice of a forward pass and returns the one to use."""
+
+    wants_margin: bool
+
+    def begin_step(self, rows: RowAxis, request_ids: Sequence[str]) -> None:
+        """A step begins: its row axis, and the name of each request index of that axis."""
+
+    def index(self, layer: int, selection: Selection) -> KeySet:
+        """The keys that the rows of ``selection.keys.axis`` shall attend in this layer."""
+
+    def experts(self, layer: int, expert_ids: Tensor, margin: Tensor) -> Tensor:
+        """The experts [R, k] that the step's rows shall use; ``margin`` [R] at the router's edge."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """Choices by (layer, request name): row p of a tensor is the choice at position p.
+
+    ``index`` [T, W] int32 positions, ``experts`` [T, k] int64, both −1 where nothing was seen;
+    the margins [T] float64, +inf where nothing was seen or nothing was cut.
+    """
+
+    index: Choices = field(default_factory=dict)
+    experts: Choices = field(default_factory=dict)
+    index_margin: Choices = field(default_factory=dict)
+    expert_margin: Choices = field(default_factory=dict)
+
+
+class RecordingTap:
+    """Lets every choice pass and keeps it. A later row at the same position replaces the earlier."""
+
+    def __init__(self, *, wants_margin: bool = True) -> None:
+        self.wants_margin = wants_margin
+        self.recording = Recording()
+        self._rows: RowAxis | None = None
+        self._names: tuple[str, ...] = ()
+
+    def begin_step(self, rows: RowAxis, request_ids: Sequence[str]) -> None:
+        """Take the names of this step's requests."""
+        self._rows, self._names = rows, tuple(request_ids)
+
+    def index(self, layer: int, selection: Selection) -> KeySet:
+        """Keep the lists (and margins) of all live rows; return them unchanged."""
+        keys = selection.keys
+        self._keep(self.recording.index, layer, keys.axis, _only_list(keys).ids, -1)
+        if selection.margin is not None:
+            margin = selection.margin.double()[:, None]
+            self._keep(self.recording.index_margin, layer, keys.axis, margin, torch.inf)
+        return keys
+
+    def experts(self, layer: int, expert_ids: Tensor, margin: Tensor) -> Tensor:
+        """Keep the experts of all live rows; return them unchanged."""
+        rows = _begun(self._rows)
+        self._keep(self.recording.experts, layer, rows, expert_ids, -1)
+        margins = margin.double()[:, None]
+        self._keep(self.recording.expert_margin, layer, rows, margins, torch.inf)
+        return expert_ids
+
+    def _keep(
+        self, kept: Choices, layer: int, axis: RowAxis, values: Tensor, empty: float
+    ) -> None:
+        for span in axis.spans:
+            key = (layer, self._names[span.request])
+            position = axis.position[span.start : span.stop].long()
+            new = values[span.start : span.stop].detach()
+            old = kept.get(key)
+            height = max(int(position.max()) + 1, 0 if old is None else old.shape[0])
+            width = max(new.shape[1], 0 if old is None else old.shape[1])
+            grown = new.new_full((height, width), empty)
+            if old is not None:
+                grown[: old.shape[0], : old.shape[1]] = old
+            grown[position] = empty
+            grown[position, : new.shape[1]] = new
+            kept[key] = grown
+
+
+class ReplayTap:
+    """Answers every choice with the recorded one; a row that was not recorded is an error."""
+
+    wants_margin = False
+
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+        self._rows: RowAxis | None = None
+        self._names: tuple[str, ...] = ()
+
+    def begin_step(self, rows: RowAxis, request_ids: Sequence[str]) -> None:
+        """Take the names of this step's requests."""
+        self._rows, self._names = rows, tuple(request_ids)
+
+    def index(self, layer: int, selection: Selection) -> KeySet:
+        """The recorded lists on the selection's axis; its own where the layer was not recorded."""
+        axis, own = selection.keys.axis, _only_list(selection.keys)
+        if not any(key[0] == layer for key in self._recording.index):
+            return selection.keys
+        ids = self._replay(self._recording.index, layer, axis, own.ids)
+        count = (ids >= 0).sum(-1, dtype=own.count.dtype)
+        return KeySet(axis, (ListSegment(own.part, Space.POSITION, ids, count),), None)
+
+    def experts(self, layer: int, expert_ids: Tensor, margin: Tensor) -> Tensor:
+        """The recorded experts of the step's rows; their own where the layer was not recorded."""
+        if not any(key[0] == layer for key in self._recording.experts):
+            return expert_ids
+        return self._replay(self._recording.experts, layer, _begun(self._rows), expert_ids)
+
+    def _replay(self, kept: Choices, layer: int, axis: RowAxis, own: Tensor) -> Tensor:
+        parts = {span: self._recorded(kept, layer, axis, span.start) for span in axis.spans}
+        width = max([own.shape[1], *(part.shape[1] for part in parts.values())])
+        replayed = own.new_full((axis.num_rows, width), -1)
+        for span, recorded in parts.items():
+            position = axis.position[span.start : span.stop].long()
+            if int(position.max()) >= recorded.shape[0]:
+                raise GeometryError(
+                    f"replay: layer {layer}, request {self._names[span.request]!r} is recorded to "
+                    f"position {recorded.shape[0] - 1}, asked for {int(position.max())}"
+                )
+            chosen = recorded[position].to(own.dtype)
+            replayed[span.start : span.stop, : recorded.shape[1]] = chosen
+        return replayed
+
+    def _recorded(self, kept: Choices, layer: int, axis: RowAxis, row: int) -> Tensor:
+        name = self._names[next(s.request for s in axis.spans if s.start == row)]
+        if (layer, name) not in kept:
+            raise GeometryError(f"replay: nothing recorded for layer {layer}, request {name!r}")
+        return kept[layer, name]
+
+
+def _begun(rows: RowAxis | None) -> RowAxis:
+    if rows is None:
+        raise GeometryError("a tap was used before begin_step(rows, request_ids) named the rows")
+    return rows
+
+
+def _only_list(keys: KeySet) -> ListSegment:
+    segment = keys.segments[0]
+    if len(keys.segments) != 1 or not isinstance(segment, ListSegment):
+        raise GeometryError("a tap reads selections of exactly one list segment")
+    return segment
