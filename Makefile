@@ -11,7 +11,7 @@ PORT        ?= 8000
 
 BIN   := .venv/bin
 STAMP := .venv/stamp-$(shell cat pyproject.toml $(CONSTRAINTS) | cksum | tr ' ' '-')
-PIP   := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check
+PIP   := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check
 
 # Torch's pools spin: two processes with a thread per core are slower than one thread each.
 export OMP_NUM_THREADS ?= 1
