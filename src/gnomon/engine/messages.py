@@ -1,0 +1,129 @@
+"""What goes into the engine and what comes out: plain values, sent by msgspec between processes.
+
+In:  EngineRequest, one sequence to continue, as token ids.
+Out: OutputDelta, what a step added to one request; EngineStats, counters for the metrics page.
+All are frozen msgspec Structs; lists inside them are not to be changed by a receiver.
+Errors: `EngineRequest.validate` raises RequestError that names the field at fault.
+Not here: text (frontend), the envelope around these on the wire (engine/process.py).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from gnomon.engine.sampling_params import SamplingParams
+from gnomon.errors import RequestError
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One sequence to continue. A request with n > 1 is n of these that differ in `choice`.
+
+    request_id        unique among the requests that are alive
+    prompt_token_ids  at least one id
+    choice            0-based; part of the key of the sampling noise, as are seed and position
+    fork_of           request_id of the one with the same prompt whose cache this one takes over;
+                      it waits until that prompt is computed, and computes alone if it has gone
+    priority          lower runs first (policy "priority" only; vLLM's sign)
+    cache_salt        requests of different salts share no cached pages
+    arrival_s         seconds on any one clock; breaks ties of priority
+    eos_token_ids     ids that end the sequence unless params.ignore_eos
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams = msgspec.field(default_factory=SamplingParams)
+    choice: int = 0
+    fork_of: str | None = None
+    priority: int = 0
+    cache_salt: str = ""
+    arrival_s: float = 0.0
+    eos_token_ids: tuple[int, ...] = ()
+
+    def validate(self, vocab_size: int, max_model_len: int) -> None:
+        """Refuse an empty or too long prompt and any id outside of [0, vocab_size)."""
+        self.params.validate(vocab_size)
+        ids = self.prompt_token_ids
+        if not ids:
+            raise RequestError(
+                "the prompt is empty; it must hold at least one token",
+                param="prompt",
+                code="empty_prompt",
+            )
+        check_context(len(ids), max_model_len)
+        for token_id in (min(ids), max(ids)):
+            if not 0 <= token_id < vocab_size:
+                raise RequestError(
+                    f"the prompt holds token id {token_id}; this model has ids 0 to "
+                    f"{vocab_size - 1}",
+                    param="prompt",
+                )
+
+
+def check_context(num_prompt_tokens: int, max_model_len: int) -> None:
+    """Refuse a prompt that leaves no room for one new token, naming both numbers."""
+    if num_prompt_tokens >= max_model_len:
+        raise RequestError(
+            f"the prompt has {num_prompt_tokens} tokens, but the context of this server holds "
+            f"{max_model_len}, one of them new; shorten the prompt to {max_model_len - 1} tokens "
+            "or start the server with a larger --max-model-len",
+            param="prompt",
+            code="context_length_exceeded",
+        )
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True):
+    """The log-probability of one token (natural log), its rank (1 = best), and the best ones."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    top: list[tuple[int, float]] = []
+
+
+class OutputDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What one step added to one request.
+
+    token_ids          new tokens, the one that ended it included
+    logprobs           one per new token if asked for
+    finish_reason      None while it runs; after it no further delta comes
+    stop_reason        the stop token id (or, set by the frontend, string) that ended it; None for
+                       EOS and for every other reason
+    num_cached_tokens  prompt tokens that its first start found in the cache; the same in each delta
+    error              why, if finish_reason is "error"
+    prompt_logprobs    only in the first delta: one per prompt token, None for the first token
+    """
+
+    request_id: str
+    token_ids: list[int] = []
+    logprobs: list[TokenLogprobs] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    num_cached_tokens: int = 0
+    num_prompt_tokens: int = 0
+    error: str | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+
+
+class EngineStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The scheduler's state after a step: gauges first, then counters since the start.
+
+    kv_usage is the share of the cache that requests hold, 0 to 1. Prefix queries and hits count
+    tokens, at the first start of a request only.
+    """
+
+    running: int = 0
+    waiting: int = 0
+    kv_usage: float = 0.0
+    step_tokens: int = 0
+    num_steps: int = 0
+    num_preemptions: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    finished: dict[str, int] = {}
+    rejected: int = 0
