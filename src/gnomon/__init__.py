@@ -8,13 +8,14 @@ Not here: the attention library, which is used alone as `gnomon.attention`.
 from __future__ import annotations
 
 from importlib import import_module
+from typing import Any
 
 __version__ = "0.1.0"
 
 __all__ = ["LLM", "AsyncLLM", "SamplingParams", "__version__"]
 
 
-def __getattr__(name: str) -> object:
+def __getattr__(name: str) -> Any:
     """Import a public name from its home when it is first asked for."""
     home = {
         "LLM": "gnomon.frontend.llm",
