@@ -9,6 +9,7 @@ Not here: any computation beyond looking up RoPE rows (oracle_math.md §1.3).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -104,3 +105,16 @@ class AttentionOut:
 
     out: RowTensor
     lse: RowTensor
+
+
+class TopK(NamedTuple):
+    """The exact k best columns of every row: higher score first, ties to the lower column.
+
+    ``ids`` [M, k] int32 ascending, −1 after ``count`` [M] int32 = min(k, valid columns);
+    ``margin`` [M] as in Selection, or None; ``nan_rows`` [M] bool.
+    """
+
+    ids: Tensor
+    count: Tensor
+    margin: Tensor | None
+    nan_rows: Tensor

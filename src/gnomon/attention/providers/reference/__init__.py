@@ -1,0 +1,38 @@
+"""The reference provider: the definition of truth. Slow, float64 inside, no other provider's code.
+
+In:  the operators' arguments in any float dtype. Out: results rounded once to the query's dtype, so
+that float64 arguments give float64 truth.
+"""
+
+from __future__ import annotations
+
+from gnomon.attention.dispatch import KernelSet
+from gnomon.attention.providers.reference.attention import dense_mha, lse_merge, sparse_mla
+from gnomon.attention.providers.reference.cache import (
+    context_gather,
+    index_prepare,
+    latent_write,
+)
+from gnomon.attention.providers.reference.index import index_scores, index_scores_paged, topk
+from gnomon.attention.providers.reference.moe import moe
+from gnomon.attention.providers.reference.norms import layer_norm, rms_norm, rope
+
+PROVIDER = KernelSet(
+    name="reference",
+    rank=100,
+    kernels={
+        "rms_norm": rms_norm,
+        "layer_norm": layer_norm,
+        "rope": rope,
+        "latent_write": latent_write,
+        "index_prepare": index_prepare,
+        "index_scores": index_scores,
+        "index_scores_paged": index_scores_paged,
+        "topk": topk,
+        "sparse_mla": sparse_mla,
+        "dense_mha": dense_mha,
+        "context_gather": context_gather,
+        "lse_merge": lse_merge,
+        "moe": moe,
+    },
+)
