@@ -1,0 +1,229 @@
+"""The engine's configuration: one frozen dataclass; its fields are the flags, help text included.
+
+In:  keyword arguments (`EngineConfig.of(**flags)`), as `LLM(...)` or the command line gives them.
+Out: a checked EngineConfig, or ConfigError that names field, value, what is allowed.
+`flag_specs()` yields one FlagSpec per field: the CLI, its --help and the docs are made from it.
+None means "not given": engine/resolve.py turns it into a value and says from where.
+Not here: anything that needs the model or the machine (engine/resolve.py), sampling parameters.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from types import UnionType
+from typing import Annotated, Any, get_args, get_type_hints
+
+from gnomon.errors import ConfigError
+
+Value = str | int | float | bool | dict[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """Help text of a field and how it is spelled and bounded on the command line."""
+
+    help: str
+    spellings: tuple[str, ...] = ()  # further flags for the same field, such as "-tp"
+    choices: tuple[str, ...] = ()
+    least: float | None = None
+    greatest: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FlagSpec:
+    """One field of EngineConfig as the CLI and the docs need it."""
+
+    name: str  # "max_model_len"
+    spellings: tuple[str, ...]  # ("--max-model-len", ...)
+    type: type  # str, int, float, bool or dict (JSON)
+    is_optional: bool  # None is a value: "decide for me"
+    default: Value
+    help: str
+    choices: tuple[str, ...]
+
+
+A = Annotated
+DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Everything that can be set about an engine. Build it with `EngineConfig.of`."""
+
+    model: A[
+        str | None,
+        Flag(
+            "folder in Hugging Face layout, or random:NAME,key=value; not given: a small built-in"
+        ),
+    ] = None
+    tokenizer: A[str | None, Flag("folder of tokenizer.json; not given: the model's own")] = None
+    served_model_name: A[str | None, Flag("name in /v1/models; not given: the model's label")] = (
+        None
+    )
+    hf_overrides: A[
+        dict[str, Any], Flag("fields of config.json to replace, as JSON; nested fields merge")
+    ] = field(default_factory=dict)
+    dtype: A[str, Flag("dtype of weights and activations", choices=DTYPES)] = "auto"
+    device: A[str, Flag("where the model runs", choices=("auto", "cpu", "cuda"))] = "auto"
+    seed: A[int, Flag("seed of random weights and of requests that bring none", least=0)] = 0
+    max_model_len: A[
+        int | None, Flag("longest sequence, prompt and output together, in tokens", least=2)
+    ] = None
+    max_num_seqs: A[int, Flag("requests that run at the same time", least=1)] = 256
+    max_num_batched_tokens: A[int, Flag("tokens computed in one step", least=1)] = 2048
+    max_prefill_chunk: A[
+        int | None,
+        Flag("prompt tokens of one request per step; not given: no own bound", least=1),
+    ] = None
+    max_queue_size: A[int, Flag("requests that may wait; one more is answered 429", least=1)] = (
+        16384
+    )
+    scheduling_policy: A[
+        str, Flag("who goes first", ("--schedule-policy",), choices=("fcfs", "priority"))
+    ] = "fcfs"
+    block_size: A[int, Flag("tokens per cache page", ("--page-size",), least=1)] = 64
+    kv_layout: A[
+        str,
+        Flag("byte format of the latent cache: auto, or a layout's id", ("--kv-cache-dtype",)),
+    ] = "auto"
+    num_kv_pages: A[
+        int | None,
+        Flag(
+            "pages of the cache; overrides the byte budget", ("--num-gpu-blocks-override",), least=2
+        ),
+    ] = None
+    kv_cache_memory: A[
+        str | None, Flag('byte budget of the cache, as "4GiB", "512MiB" or plain bytes')
+    ] = None
+    gpu_memory_utilization: A[
+        float | None, Flag("share of the GPU's memory to use (CUDA only)", least=0.05, greatest=1.0)
+    ] = None
+    enable_prefix_caching: A[bool, Flag("reuse the cache pages of shared prefixes")] = True
+    dense_route: A[
+        str,
+        Flag(
+            "when a prompt may be attended densely",
+            choices=("auto", "never", "always_when_allowed"),
+        ),
+    ] = "auto"
+    attention_provider: A[
+        str, Flag("who computes the attention operators: auto, or a provider's name")
+    ] = "auto"
+    enforce_eager: A[bool, Flag("never capture CUDA graphs (they do not exist on CPU)")] = False
+    tensor_parallel_size: A[int, Flag("GPUs that split each layer", ("-tp",), least=1)] = 1
+    data_parallel_size: A[int, Flag("replicas of the attention part", ("-dp",), least=1)] = 1
+    enable_expert_parallel: A[bool, Flag("spread whole experts over the GPUs", ("--ep",))] = False
+    cpu_threads: A[
+        int | None, Flag("threads of the CPU operators; not given: torch's own choice", least=1)
+    ] = None
+    checked_mode: A[bool, Flag("check every step's geometry in full (slow; for debugging)")] = False
+    drain_timeout_s: A[
+        float, Flag("seconds that running requests get to finish after SIGTERM", least=0.0)
+    ] = 30.0
+
+    def __post_init__(self) -> None:
+        for spec, flag in _annotated_fields():
+            _check(spec, flag, getattr(self, spec.name))
+        for name in ("tensor_parallel_size", "data_parallel_size"):
+            if getattr(self, name) != 1:
+                raise ConfigError(
+                    f"{name} is {getattr(self, name)}: this version runs on one device, so only 1 "
+                    f"is allowed. Leave {name} out."
+                )
+        if self.enable_expert_parallel:
+            raise ConfigError(
+                "enable_expert_parallel needs several devices and this version runs on one. "
+                "Leave it out."
+            )
+
+    @classmethod
+    def of(cls, **flags: Any) -> EngineConfig:
+        """The config of these flags; an unknown name is refused with the nearest known one."""
+        known = [f.name for f in fields(cls)]
+        for name in flags:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(known)}."
+                raise ConfigError(f"unknown engine option {name!r}. {hint}")
+        return cls(**flags)
+
+    def given(self) -> Mapping[str, Value]:
+        """The fields that differ from their default."""
+        return {
+            spec.name: getattr(self, spec.name)
+            for spec, _ in _annotated_fields()
+            if getattr(self, spec.name) != spec.default
+        }
+
+
+def flag_specs() -> tuple[FlagSpec, ...]:
+    """One FlagSpec per field, in the order of the fields."""
+    return tuple(spec for spec, _ in _annotated_fields())
+
+
+def _annotated_fields() -> Iterator[tuple[FlagSpec, Flag]]:
+    hints = get_type_hints(EngineConfig, include_extras=True)
+    for entry in fields(EngineConfig):
+        declared, flag = get_args(hints[entry.name])
+        arms = get_args(declared) if isinstance(declared, UnionType) else (declared,)
+        base = arms[0]
+        is_dict = entry.default_factory is not MISSING
+        spec = FlagSpec(
+            name=entry.name,
+            spellings=("--" + entry.name.replace("_", "-"), *flag.spellings),
+            type=dict if is_dict else base,
+            is_optional=type(None) in arms,
+            default={} if is_dict else entry.default,
+            help=flag.help,
+            choices=flag.choices,
+        )
+        yield spec, flag
+
+
+def _check(spec: FlagSpec, flag: Flag, value: Any) -> None:
+    """Type, choices and range of one value."""
+    if value is None and spec.is_optional:
+        return
+    is_bool_for_number = isinstance(value, bool) and spec.type is not bool
+    accepted = (int, float) if spec.type is float else spec.type
+    if is_bool_for_number or not isinstance(value, accepted):
+        raise ConfigError(
+            f"{spec.name} is {value!r} ({type(value).__name__}): it has to be of type "
+            f"{spec.type.__name__}{' or None' if spec.is_optional else ''}."
+        )
+    if flag.choices and value not in flag.choices:
+        near = difflib.get_close_matches(str(value), flag.choices, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(f"{spec.name} is {value!r}: allowed are {', '.join(flag.choices)}.{hint}")
+    too_small = flag.least is not None and not value >= flag.least
+    too_great = flag.greatest is not None and not value <= flag.greatest
+    if too_small or too_great:
+        bounds = (
+            f"at least {flag.least}"
+            if flag.greatest is None
+            else (f"between {flag.least} and {flag.greatest}")
+        )
+        raise ConfigError(f"{spec.name} is {value!r}: it has to be {bounds}.")
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes of "4GiB", "512MiB", "1e9", "2.5GB" or a plain number; ConfigError otherwise."""
+    units = {
+        "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
+        "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "b": 1,
+    }  # fmt: skip
+    stripped = text.strip().lower().replace(" ", "")
+    unit = next((unit for unit in units if stripped.endswith(unit)), "")
+    number = stripped.removesuffix(unit)
+    try:
+        count = float(number) * units.get(unit, 1)
+    except ValueError:
+        count = float("nan")
+    if not 0 < count < 2**60:
+        raise ConfigError(
+            f'kv_cache_memory is {text!r}: it has to be a size such as "4GiB", "512MiB" or a '
+            "number of bytes."
+        )
+    return int(count)
