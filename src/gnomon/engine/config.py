@@ -13,7 +13,8 @@ import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from types import UnionType
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated as A
+from typing import Any, cast, get_args, get_type_hints
 
 from gnomon.errors import ConfigError
 
@@ -44,7 +45,6 @@ class FlagSpec:
     choices: tuple[str, ...]
 
 
-A = Annotated
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 
 
@@ -147,6 +147,9 @@ class EngineConfig:
                 near = difflib.get_close_matches(name, known, n=1)
                 hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(known)}."
                 raise ConfigError(f"unknown engine option {name!r}. {hint}")
+        memory = flags.get("kv_cache_memory")
+        if type(memory) is int:
+            flags["kv_cache_memory"] = str(memory)
         return cls(**flags)
 
     def given(self) -> Mapping[str, Value]:
@@ -175,7 +178,7 @@ def _annotated_fields() -> Iterator[tuple[FlagSpec, Flag]]:
             spellings=("--" + entry.name.replace("_", "-"), *flag.spellings),
             type=dict if is_dict else base,
             is_optional=type(None) in arms,
-            default={} if is_dict else entry.default,
+            default={} if is_dict else cast(Value, entry.default),
             help=flag.help,
             choices=flag.choices,
         )
@@ -186,9 +189,8 @@ def _check(spec: FlagSpec, flag: Flag, value: Any) -> None:
     """Type, choices and range of one value."""
     if value is None and spec.is_optional:
         return
-    is_bool_for_number = isinstance(value, bool) and spec.type is not bool
-    accepted = (int, float) if spec.type is float else spec.type
-    if is_bool_for_number or not isinstance(value, accepted):
+    accepted: tuple[type, ...] = (int, float) if spec.type is float else (spec.type,)
+    if (isinstance(value, bool) and spec.type is not bool) or type(value) not in accepted:
         raise ConfigError(
             f"{spec.name} is {value!r} ({type(value).__name__}): it has to be of type "
             f"{spec.type.__name__}{' or None' if spec.is_optional else ''}."
