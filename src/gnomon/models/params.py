@@ -8,13 +8,16 @@ Names: oracle_math §2.2 (one tensor per expert, as on the hub and as `save_pret
 Not here: bytes (loading), which stored tensors may be left over (extras), layers that compute.
 
 Every matrix is [out, in] as stored. Gate rows come before up rows. A tied head has no spec of its
-own: the loaders put the embedding's tensor under "lm_head.weight" too.
+own: whoever makes parameters puts the embedding's tensor under "lm_head.weight" too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+
+import torch
+from torch import Tensor
 
 from gnomon.models.config import ModelConfig
 
@@ -55,6 +58,18 @@ class ParamSpec:
 def param_specs(config: ModelConfig) -> tuple[ParamSpec, ...]:
     """Every parameter of the model, embedding first, then layer by layer, norm and head last."""
     return tuple(_specs(config))
+
+
+def param_dtype(spec: ParamSpec, dtype: torch.dtype) -> torch.dtype:
+    """The dtype of a parameter in an engine of `dtype`: never below float32 where that is kept."""
+    return torch.promote_types(dtype, torch.float32) if spec.keep_fp32 else dtype
+
+
+def with_tied_head(config: ModelConfig, params: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The same dict; a tied head is the embedding's own tensor under a second name."""
+    if config.tie_word_embeddings:
+        params["lm_head.weight"] = params["embed.weight"]
+    return params
 
 
 def hub_layer_prefix(layer: int) -> str:
