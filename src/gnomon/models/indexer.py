@@ -1,0 +1,93 @@
+"""The lightning indexer of one layer: which keys each row shall attend.
+
+In:  the layer's normed input h [R, D], the normalised query latent cq [R, rq], the step.
+Out: a KeySet in POSITION space on the step's row axis, and the rows whose scores held a NaN.
+Maths: oracle_math.md §1.5. Index keys of the step's rows are written to the cache before any row
+is scored, also where every row is so short that no scores are needed.
+Not here: scoring and top-k (operator ``index_select``), reuse by later layers (the model).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from gnomon.attention.geometry import RowTensor
+from gnomon.attention.indices import KeySet
+from gnomon.attention.ops.values import IndexTransform
+from gnomon.attention.step import AttentionStep
+from gnomon.models.config import ModelConfig
+from gnomon.models.rotation import Rotations
+
+LAYER_NORM_EPS = 1e-6  # of the index keys in every release; not rms_norm_eps
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Indexer:
+    """Index weights of a layer that selects for itself."""
+
+    layer: int
+    part: str
+    num_heads: int
+    query: Tensor  # [Hi * Di, rq]
+    key: Tensor  # [Di, D]
+    head_weights: Tensor  # [Hi, D] float32
+    transform: IndexTransform
+
+    @classmethod
+    def of(cls, params: Mapping[str, Tensor], layer: int, config: ModelConfig) -> Indexer:
+        """Take layer ``layer``'s index weights from ``params``."""
+        prefix = f"layers.{layer}.indexer"
+        return cls(
+            layer=layer,
+            part=index_part(layer),
+            num_heads=config.index_n_heads,
+            query=params[f"{prefix}.wq_b.weight"],
+            key=params[f"{prefix}.wk.weight"],
+            head_weights=params[f"{prefix}.weights_proj.weight"],
+            transform=IndexTransform(
+                norm_weight=params[f"{prefix}.k_norm.weight"],
+                norm_bias=params[f"{prefix}.k_norm.bias"],
+                norm_eps=LAYER_NORM_EPS,
+                has_hadamard=config.index_hadamard,
+            ),
+        )
+
+    def select(
+        self, h: Tensor, q_latent: Tensor, rotations: Rotations, step: AttentionStep
+    ) -> tuple[KeySet, Tensor]:
+        """Write this step's index keys, then choose keys for every row.
+
+        Returns the key set and ``nan_rows`` [R] bool.
+        """
+        rows, writes = step.geometry.rows, step.geometry.writes["tokens"]
+        pool = step.pool(self.part)
+        query = F.linear(q_latent, self.query).unflatten(-1, (self.num_heads, -1))
+        prepared = step.ops.index_prepare(
+            RowTensor(rows, query),
+            RowTensor(rows, F.linear(h, self.key)),
+            self.transform,
+            (rotations.index_query, rotations.index_key),
+            pool,
+            writes,
+        )
+        weights = F.linear(h.to(self.head_weights.dtype), self.head_weights)
+        tap = step.tap
+        selection = step.ops.index_select(
+            prepared,
+            RowTensor(rows, weights),
+            pool,
+            step.geometry,
+            step.plan,
+            want_margin=tap is not None and tap.wants_margin,
+        )
+        keys = selection.keys if tap is None else tap.index(self.layer, selection)
+        return keys, selection.nan_rows
+
+
+def index_part(layer: int) -> str:
+    """Name of the cache part that holds a layer's index keys."""
+    return f"layers.{layer}.index_key"

@@ -1,0 +1,170 @@
+"""Multi-head latent attention of one layer, over both routes.
+
+In:  the layer's normed input h [R, D] on the step's row axis, the rotations, the key set.
+Out: the attention block's output [R, D] before the residual.
+Maths: oracle_math.md §1.2. SPARSE rows run absorbed: queries are carried into the latent space,
+attend the chosen latents and are carried back. DENSE rows run un-absorbed: their context is read
+from the cache in chunks, expanded to heads and attended; chunks are joined by their lse. Both read
+keys from the cache, also those written a moment ago, so that they see the same rounded values.
+Not here: choosing keys (indexer.py), choosing routes (attention/plan.py), attention itself (ops).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from gnomon.attention.geometry import RowSubset, RowTensor
+from gnomon.attention.indices import KeySet
+from gnomon.attention.plan import ContextChunk
+from gnomon.attention.step import AttentionStep
+from gnomon.models.config import ModelConfig
+from gnomon.models.rotation import Rotations
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Query:
+    """Per-head queries of every row, rotated: nope [R, H, dn], rope [R, H, D_r]."""
+
+    nope: RowTensor
+    rope: RowTensor
+
+    def take(self, subset: RowSubset) -> Query:
+        """The queries of a subset of the rows."""
+        return Query(subset.take(self.nope), subset.take(self.rope))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LatentAttention:
+    """Weights of one layer's attention. W_UK and W_UV are the two parts of kv_b, per head."""
+
+    part: str
+    num_heads: int
+    nope_dim: int
+    latent_dim: int
+    scale: float
+    latent_eps: float
+    q_a: Tensor  # [rq, D]
+    q_a_norm: Tensor  # [rq]
+    q_b: Tensor  # [H * (dn + D_r), rq]
+    kv_a: Tensor  # [D_c + D_r, D]
+    kv_a_norm: Tensor  # [D_c]
+    up_key: Tensor  # [H, dn, D_c]
+    up_value: Tensor  # [H, dv, D_c]
+    output: Tensor  # [D, H * dv]
+
+    @classmethod
+    def of(cls, params: Mapping[str, Tensor], layer: int, config: ModelConfig) -> LatentAttention:
+        """Take layer ``layer``'s attention weights; W_UK and W_UV are views of kv_b."""
+        prefix = f"layers.{layer}.attn"
+        heads, nope, latent = (
+            config.num_attention_heads,
+            config.qk_nope_head_dim,
+            config.kv_lora_rank,
+        )
+        kv_b = params[f"{prefix}.kv_b.weight"].view(heads, nope + config.v_head_dim, latent)
+        return cls(
+            part=latent_part(layer),
+            num_heads=heads,
+            nope_dim=nope,
+            latent_dim=latent,
+            scale=config.softmax_scale(),
+            latent_eps=config.latent_norm_eps,
+            q_a=params[f"{prefix}.q_a.weight"],
+            q_a_norm=params[f"{prefix}.q_a_norm.weight"],
+            q_b=params[f"{prefix}.q_b.weight"],
+            kv_a=params[f"{prefix}.kv_a.weight"],
+            kv_a_norm=params[f"{prefix}.kv_a_norm.weight"],
+            up_key=kv_b[:, :nope],
+            up_value=kv_b[:, nope:],
+            output=params[f"{prefix}.o.weight"],
+        )
+
+    def query_latent(self, h: Tensor, step: AttentionStep) -> Tensor:
+        """cq [R, rq]: the normalised low-rank query, which the indexer reads too."""
+        return step.ops.rms_norm(F.linear(h, self.q_a), self.q_a_norm, self.latent_eps)
+
+    def write(self, h: Tensor, rotations: Rotations, step: AttentionStep) -> None:
+        """Write the latents of the step's tokens to the cache."""
+        raw = RowTensor(step.geometry.rows, F.linear(h, self.kv_a))
+        pool, writes = step.pool(self.part), step.geometry.writes["tokens"]
+        step.ops.latent_write(raw, self.kv_a_norm, self.latent_eps, rotations.key, pool, writes)
+
+    def attend(
+        self, q_latent: Tensor, keys: KeySet, rotations: Rotations, step: AttentionStep
+    ) -> Tensor:
+        """[R, D]: every row over its own keys, by the route that the plan gave its request."""
+        rows = step.geometry.rows
+        heads = F.linear(q_latent, self.q_b).unflatten(-1, (self.num_heads, -1))
+        rope = step.ops.rope(heads[..., self.nope_dim :], rotations.query)
+        query = Query(RowTensor(rows, heads[..., : self.nope_dim]), RowTensor(rows, rope))
+        parts: list[tuple[RowSubset, RowTensor]] = []
+        sparse, dense = step.plan.sparse, step.plan.dense
+        if sparse is not None:
+            taken = self._attend_sparse(query.take(sparse), sparse.take_keys(keys), step)
+            parts.append((sparse, taken))
+        if dense is not None:
+            parts.append((dense, self._attend_dense(query.take(dense), step)))
+        if not parts:  # a step without live rows
+            return torch.zeros_like(F.linear(heads[..., : self.up_value.shape[1]].flatten(1), self.output))
+        return F.linear(RowSubset.restore(rows, parts).data.flatten(1), self.output)
+
+    def _attend_sparse(self, query: Query, keys: KeySet, step: AttentionStep) -> RowTensor:
+        """Absorbed: [M, H, dv]."""
+        axis = query.nope.axis
+        # [H, M, dn] @ [H, dn, D_c]: one product a head
+        absorbed = torch.bmm(query.nope.data.transpose(0, 1), self.up_key).transpose(0, 1)
+        attended = step.ops.sparse_mla(
+            RowTensor(axis, absorbed),
+            query.rope,
+            step.pool(self.part),
+            keys,
+            step.geometry.tables["tokens"],
+            self.scale,
+        )
+        latent = attended.out.data.transpose(0, 1)  # [H, M, D_c]
+        value = torch.bmm(latent, self.up_value.transpose(1, 2)).transpose(0, 1)
+        return RowTensor(axis, value)
+
+    def _attend_dense(self, query: Query, step: AttentionStep) -> RowTensor:
+        """Un-absorbed: [M, H, dv]; chunks of the same rows follow each other and are merged."""
+        axis = query.nope.axis
+        q = torch.cat((query.nope.data, query.rope.data), dim=-1)
+        out = q.new_zeros((axis.num_rows, self.num_heads, self.up_value.shape[1]))
+        held: tuple[slice, tuple[Tensor, Tensor]] | None = None
+        for chunk in step.plan.context_chunks:
+            rows = slice(chunk.row_start, chunk.row_stop)
+            partial = self._attend_chunk(q[rows], axis.kv_len[rows], chunk, step)
+            if held is not None and held[0] == rows:
+                partial = step.ops.lse_merge(held[1], partial)
+            held = (rows, partial)
+            out[rows] = partial[0]
+        return RowTensor(axis, out)
+
+    def _attend_chunk(
+        self, q: Tensor, kv_len: Tensor, chunk: ContextChunk, step: AttentionStep
+    ) -> tuple[Tensor, Tensor]:
+        """One row block over one stretch of its request's context, read through the layout."""
+        entries = step.ops.context_gather(
+            step.pool(self.part),
+            step.geometry.tables["tokens"],
+            chunk.request,
+            chunk.key_start,
+            chunk.key_stop,
+        )
+        latent, rope = entries.split((self.latent_dim, q.shape[-1] - self.nope_dim), dim=-1)
+        key_nope = torch.einsum("nc,hdc->nhd", latent, self.up_key)
+        value = torch.einsum("nc,hvc->nhv", latent, self.up_value)
+        rope = rope[:, None].expand(-1, self.num_heads, -1)
+        key = torch.cat((key_nope, rope), dim=-1)
+        visible = (kv_len - chunk.key_start).clamp(0, chunk.key_stop - chunk.key_start)
+        return step.ops.dense_mha(q, key, value, visible, self.scale)
+
+
+def latent_part(layer: int) -> str:
+    """Name of the cache part that holds a layer's latents."""
+    return f"layers.{layer}.latent"

@@ -1,0 +1,121 @@
+"""The decoder of DeepSeek-V3.2 and GLM-5: latent attention over chosen keys, then feed-forward.
+
+In:  token ids on the step's row axis, and the AttentionStep.
+Out: hidden states after the final norm on the same axis, and the rows whose index scores held NaN;
+     logits [M, V] float32 of the rows that the caller picks.
+Maths: oracle_math.md §1.1 and §1.6. A layer without an indexer of its own attends what the nearest
+earlier layer with one selected for the same rows.
+Not here: batching, sampling, pages, the MTP layer (its weights are skipped at loading).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from gnomon.attention.geometry import RowTensor, require_axis
+from gnomon.attention.indices import KeySet
+from gnomon.attention.layouts.base import KVLayout
+from gnomon.attention.step import AttentionStep
+from gnomon.cache.schema import CacheSchema, GroupSpec, PartSpec
+from gnomon.models.config import ModelConfig
+from gnomon.models.feed_forward import DenseFeedForward, MixtureOfExperts
+from gnomon.models.indexer import Indexer, index_part
+from gnomon.models.mla import LatentAttention, latent_part
+from gnomon.models.rotation import Rotations, rope_table
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ForwardOutput:
+    """What a forward pass gives back, both on the step's row axis."""
+
+    hidden: RowTensor  # [R, D] after the final norm
+    nan_rows: RowTensor  # [R] bool: an index score of the row was NaN in some layer
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DecoderLayer:
+    """One decoder layer's weights. ``indexer`` is None where an earlier layer's keys are reused."""
+
+    input_norm: Tensor  # [D]
+    post_norm: Tensor  # [D]
+    attention: LatentAttention
+    indexer: Indexer | None
+    feed_forward: DenseFeedForward | MixtureOfExperts
+
+    @classmethod
+    def of(cls, params: Mapping[str, Tensor], layer: int, config: ModelConfig) -> DecoderLayer:
+        """Take layer ``layer`` from ``params``."""
+        dense = config.is_dense_layer(layer)
+        return cls(
+            input_norm=params[f"layers.{layer}.input_norm.weight"],
+            post_norm=params[f"layers.{layer}.post_norm.weight"],
+            attention=LatentAttention.of(params, layer, config),
+            indexer=Indexer.of(params, layer, config) if config.has_indexer(layer) else None,
+            feed_forward=DenseFeedForward.of(params, f"layers.{layer}.mlp")
+            if dense
+            else MixtureOfExperts.of(params, layer, config),
+        )
+
+
+class SparseMlaModel:
+    """A model ready to run; immutable after construction."""
+
+    def __init__(
+        self, config: ModelConfig, params: Mapping[str, Tensor], num_positions: int
+    ) -> None:
+        """Views of ``params`` (internal names of models/params.py); nothing is copied."""
+        self.config = config
+        self.embedding = params["embed.weight"]
+        self.final_norm = params["norm.weight"]
+        self.head = params["lm_head.weight"]
+        self.layers = tuple(
+            DecoderLayer.of(params, layer, config) for layer in range(config.num_hidden_layers)
+        )
+        self.rope_table = rope_table(config, num_positions, self.embedding.device)
+
+    def cache_schema(
+        self, page_size: int, latent_layout: KVLayout, index_layout: KVLayout
+    ) -> CacheSchema:
+        """One group, "tokens": a latent a token and layer, an index key where a layer selects."""
+        parts: list[PartSpec] = []
+        for number, layer in enumerate(self.layers):
+            parts.append(PartSpec(latent_part(number), latent_layout, number))
+            if layer.indexer is not None:
+                parts.append(PartSpec(index_part(number), index_layout, number))
+        return CacheSchema((GroupSpec("tokens", tuple(parts), page_size),))
+
+    @torch.inference_mode()
+    def forward(self, token_ids: RowTensor, step: AttentionStep) -> ForwardOutput:
+        """Hidden states of every row of the step; padding rows hold finite, unused values.
+
+        ``token_ids`` [R] int64 on ``step.geometry.rows``, 0 for padding rows.
+        """
+        rows, ops, eps = step.geometry.rows, step.ops, self.config.rms_norm_eps
+        require_axis(rows, token_ids=token_ids)
+        rotations = Rotations.of_step(self.rope_table, step.geometry, self.config)
+        x = self.embedding.index_select(0, token_ids.data)
+        nan_rows = torch.zeros(rows.num_rows, dtype=torch.bool, device=x.device)
+        keys: KeySet | None = None
+        for layer in self.layers:
+            h = ops.rms_norm(x, layer.input_norm, eps)
+            q_latent = layer.attention.query_latent(h, step)
+            layer.attention.write(h, rotations, step)
+            if layer.indexer is not None:
+                keys, layer_nan = layer.indexer.select(h, q_latent, rotations, step)
+                nan_rows = nan_rows | layer_nan
+            assert keys is not None, "the config reader refuses a first layer without an indexer"
+            x = x + layer.attention.attend(q_latent, keys, rotations, step)
+            x = x + layer.feed_forward(ops.rms_norm(x, layer.post_norm, eps), step)
+        hidden = ops.rms_norm(x, self.final_norm, eps)
+        return ForwardOutput(RowTensor(rows, hidden), RowTensor(rows, nan_rows))
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[M, V] float32 (float64 for a float64 model) of hidden rows [M, D]."""
+        logits = F.linear(hidden, self.head)
+        return logits.to(torch.promote_types(logits.dtype, torch.float32))
