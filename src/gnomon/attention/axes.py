@@ -12,7 +12,7 @@ device values; ``Geometry.check()`` compares those with the twins.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -113,11 +113,11 @@ class RowAxis:
     ``label`` tells the axis' history for error messages ("step 12 > select 7 of 19 > pad 20").
     """
 
-    request: Tensor
-    position: Tensor
-    kv_len: Tensor
+    request: Tensor = field(repr=False)
+    position: Tensor = field(repr=False)
+    kv_len: Tensor = field(repr=False)
     num_live: int
-    spans: tuple[RowSpan, ...]
+    spans: tuple[RowSpan, ...] = field(repr=False)
     label: str
     is_exact: bool = True
     rank_rows: tuple[int, ...] = ()

@@ -89,9 +89,9 @@ def _check_rows(axis: RowAxis, requests: RequestAxis) -> None:
         fail(is_live & (request != twin_request), "I12: a live row is outside its host span")
         fail(is_live & (position > twin_position), "I12: position is above its host bound")
     key = torch.where(is_live, (request << 32) + position, -1 - torch.arange(len(request)))
-    _, first, times = np.unique(key.numpy(), return_index=True, return_counts=True)
+    _, at, times = np.unique(key.numpy(), return_index=True, return_counts=True)
     repeated = torch.zeros(len(key), dtype=torch.bool)
-    repeated[torch.from_numpy(first[times > 1])] = True
+    repeated[torch.from_numpy(at[times > 1])] = True
     fail(repeated, "I10: two rows are the same token")
 
 

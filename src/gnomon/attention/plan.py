@@ -1,0 +1,212 @@
+"""The plan of a step: everything that attention decides, decided once, from exact host integers.
+
+In:  a Geometry, the model's dims, what the providers need, byte budgets, what ranks agreed on.
+Out: ``StepPlan``, frozen. Operators follow its routes and chunks and decide nothing again.
+Not here: which provider runs (dispatch.py), the loop over chunks (ops), memory (arena).
+
+Chunk lists come from score_chunks.py and context_chunks.py. Chunk rows count from the first row
+of the subset's own axis (``plan.sparse.axis`` for scores, ``plan.dense.axis`` for context).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from gnomon.attention.axes import RowAxis, take_axis
+from gnomon.attention.context_chunks import ContextChunk, context_bytes, plan_context
+from gnomon.attention.geometry import Geometry
+from gnomon.attention.plan_limits import Budget, Capabilities
+from gnomon.attention.routes import (
+    AttentionDims,
+    DensePolicy,
+    Route,
+    RoutePolicy,
+    choose_routes,
+)
+from gnomon.attention.row_tensor import RowSubset
+from gnomon.attention.score_chunks import (
+    ContiguousScoreChunk,
+    PagedScoreChunk,
+    ScoreChunk,
+    plan_scores,
+    score_bytes,
+)
+from gnomon.errors import GeometryError
+
+__all__ = [
+    "Budget",
+    "Capabilities",
+    "ContextChunk",
+    "ContiguousScoreChunk",
+    "GraphKey",
+    "PagedScoreChunk",
+    "ScoreChunk",
+    "StepPlan",
+    "SyncNeeds",
+    "agree",
+    "plan_step",
+    "sync_needs",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class SyncNeeds:
+    """What ranks must agree on before a step, exchanged as three numbers; zero rows are legal.
+
+    bucket: rows after padding. all_decode: every request has at most max_decode_rows rows, so a
+    decode graph may run. allow_dense: every rank may take routes of its own choice; False where
+    the routes involve collectives that all ranks must enter alike.
+    """
+
+    bucket: int
+    all_decode: bool
+    allow_dense: bool = True
+
+
+def sync_needs(geometry: Geometry, policy: RoutePolicy | None = None) -> SyncNeeds:
+    """What this rank would do alone: its rows, and whether all its requests decode."""
+    most = (policy or RoutePolicy()).max_decode_rows
+    all_decode = max(geometry.requests.host.query_len, default=0) <= most
+    return SyncNeeds(geometry.rows.num_rows, all_decode)
+
+
+def agree(needs: Sequence[SyncNeeds]) -> SyncNeeds:
+    """The step of all ranks: the largest bucket, and only what every rank allows."""
+    return SyncNeeds(
+        bucket=max((need.bucket for need in needs), default=0),
+        all_decode=all(need.all_decode for need in needs),
+        allow_dense=all(need.allow_dense for need in needs),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class GraphKey:
+    """Two steps with one key can replay one captured graph."""
+
+    num_rows: int
+    num_requests: int
+    index_width: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepPlan:
+    """``axis``: the rows that were planned; a consumer's geometry must have this very axis.
+
+    routes: of each request. sparse: the rows of the SPARSE route, or None if no live row takes
+    it; it is the whole axis (rows is None) where no request is DENSE. dense: likewise.
+    group: cache group of latents and index keys. index_width: W of the index lists, at most
+    index_topk, at least every count. score_chunks: rows of ``sparse.axis`` that need scores;
+    every other sparse row sees at most index_topk keys and takes them all. Chunks of one row
+    follow each other with ascending keys. context_chunks: for ``dense.axis``. scratch_bytes: the
+    most that one chunk takes (chunks run one after another). graph_key: None where shapes depend
+    on host lengths.
+    """
+
+    axis: RowAxis
+    dims: AttentionDims
+    group: str
+    routes: tuple[Route, ...]
+    sparse: RowSubset | None
+    dense: RowSubset | None
+    index_width: int
+    score_chunks: tuple[ScoreChunk, ...]
+    context_chunks: tuple[ContextChunk, ...]
+    scratch_bytes: int
+    bucket: int
+    graph_key: GraphKey | None
+
+
+def plan_step(
+    geometry: Geometry,
+    dims: AttentionDims,
+    capabilities: Capabilities | None = None,
+    budget: Budget | None = None,
+    sync: SyncNeeds | None = None,
+    policy: RoutePolicy | None = None,
+    group: str = "tokens",
+) -> StepPlan:
+    """Plan one step; pure, and free of device syncs.
+
+    Raises GeometryError if a route hangs on an inexact length, if ``sync`` asks for a bucket that
+    the rows were not padded to, or if chunks are needed and ``group`` has no page table;
+    ConfigError if one row and one key alone pass the budget.
+    """
+    capabilities, budget = capabilities or Capabilities(), budget or Budget()
+    policy, axis = policy or RoutePolicy(), geometry.rows
+    if sync is not None and sync.bucket != axis.num_rows:
+        raise GeometryError(
+            f"the ranks agreed on {sync.bucket} rows, '{axis.label}' has {axis.num_rows}; "
+            "pad_rows() to the bucket before planning"
+        )
+    if not capabilities.has_dense or (sync is not None and not sync.allow_dense):
+        policy = RoutePolicy(DensePolicy.NEVER, policy.max_decode_rows)
+    routes = choose_routes(geometry.requests.host, dims, policy)
+    sparse, dense = _subsets(axis, routes)
+    page_size = geometry.tables[group].page_size if group in geometry.tables else 0
+    scores: tuple[ScoreChunk, ...] = ()
+    width = 0
+    if sparse is not None:
+        longest = max((span.last_position + 1 for span in sparse.axis.spans), default=0)
+        width = min(longest, dims.index_topk) if dims.index_topk else longest
+        if dims.index_topk and longest > dims.index_topk:
+            _require_table(group, page_size)
+            scores = plan_scores(sparse.axis, dims, capabilities, budget, page_size)
+    context: tuple[ContextChunk, ...] = ()
+    if dense is not None:
+        _require_table(group, page_size)
+        context = plan_context(dense.axis, dims, capabilities, budget, page_size)
+    all_decode = (sync or sync_needs(geometry, policy)).all_decode
+    scratch = [score_bytes(chunk, dims, capabilities) for chunk in scores]
+    scratch += [context_bytes(chunk, dims, capabilities) for chunk in context]
+    num_requests = geometry.requests.num_requests
+    return StepPlan(
+        axis=axis,
+        dims=dims,
+        group=group,
+        routes=routes,
+        sparse=sparse,
+        dense=dense,
+        index_width=width,
+        score_chunks=scores,
+        context_chunks=context,
+        scratch_bytes=max(scratch, default=0),
+        bucket=axis.num_rows,
+        graph_key=GraphKey(axis.num_rows, num_requests, width) if all_decode else None,
+    )
+
+
+def _require_table(group: str, page_size: int) -> None:
+    if not page_size:
+        raise GeometryError(
+            f"the plan needs the page table of cache group '{group}', which this geometry lacks; "
+            "pass group= the group of the latents and index keys"
+        )
+
+
+def _subsets(axis: RowAxis, routes: tuple[Route, ...]) -> tuple[RowSubset | None, RowSubset | None]:
+    """(sparse, dense). Padding rows belong to the sparse rows only if no row is dense."""
+    has_dense = any(routes[span.request] is Route.DENSE for span in axis.spans)
+    if not has_dense:
+        return RowSubset(axis, axis, None), None
+    if all(routes[span.request] is Route.DENSE for span in axis.spans):
+        if axis.num_live == axis.num_rows:
+            return None, RowSubset(axis, axis, None)
+        return None, _subset(axis, routes, Route.DENSE)
+    return _subset(axis, routes, Route.SPARSE), _subset(axis, routes, Route.DENSE)
+
+
+def _subset(axis: RowAxis, routes: tuple[Route, ...], route: Route) -> RowSubset:
+    rows = np.concatenate(
+        [
+            np.arange(span.start, span.stop, dtype=np.int64)
+            for span in axis.spans
+            if routes[span.request] is route
+        ]
+    )
+    label = f"{axis.label} > {route} {len(rows)} of {axis.num_rows}"
+    index = torch.from_numpy(rows).to(axis.device, non_blocking=True)
+    return RowSubset(axis, take_axis(axis, rows, label), index)
