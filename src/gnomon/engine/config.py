@@ -2,48 +2,30 @@
 
 In:  keyword arguments (`EngineConfig.of(**flags)`), as `LLM(...)` or the command line gives them.
 Out: a checked EngineConfig, or ConfigError that names field, value, what is allowed.
-`flag_specs()` yields one FlagSpec per field: the CLI, its --help and the docs are made from it.
+`flag_specs(EngineConfig)` (flags.py) is what the CLI, its --help and the docs are made from.
 None means "not given": engine/resolve.py turns it into a value and says from where.
 Not here: anything that needs the model or the machine (engine/resolve.py), sampling parameters.
 """
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, dataclass, field, fields
-from types import UnionType
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Annotated as A
-from typing import Any, cast, get_args, get_type_hints
+from typing import Any
 
+from gnomon.engine.flags import (
+    Flag,
+    FlagSpec,
+    Value,
+    check_flags,
+    flag_specs,
+    from_flags,
+    given_flags,
+)
 from gnomon.errors import ConfigError
 
-Value = str | int | float | bool | dict[str, Any] | None
-
-
-@dataclass(frozen=True, slots=True)
-class Flag:
-    """Help text of a field and how it is spelled and bounded on the command line."""
-
-    help: str
-    spellings: tuple[str, ...] = ()  # further flags for the same field, such as "-tp"
-    choices: tuple[str, ...] = ()
-    least: float | None = None
-    greatest: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class FlagSpec:
-    """One field of EngineConfig as the CLI and the docs need it."""
-
-    name: str  # "max_model_len"
-    spellings: tuple[str, ...]  # ("--max-model-len", ...)
-    type: type  # str, int, float, bool or dict (JSON)
-    is_optional: bool  # None is a value: "decide for me"
-    default: Value
-    help: str
-    choices: tuple[str, ...]
-
+__all__ = ["EngineConfig", "Flag", "FlagSpec", "check_flags", "flag_specs", "parse_bytes"]
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 
@@ -124,8 +106,7 @@ class EngineConfig:
     ] = 30.0
 
     def __post_init__(self) -> None:
-        for spec, flag in _annotated_fields():
-            _check(spec, flag, getattr(self, spec.name))
+        check_flags(self)
         for name in ("tensor_parallel_size", "data_parallel_size"):
             if getattr(self, name) != 1:
                 raise ConfigError(
@@ -141,73 +122,14 @@ class EngineConfig:
     @classmethod
     def of(cls, **flags: Any) -> EngineConfig:
         """The config of these flags; an unknown name is refused with the nearest known one."""
-        known = [f.name for f in fields(cls)]
-        for name in flags:
-            if name not in known:
-                near = difflib.get_close_matches(name, known, n=1)
-                hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(known)}."
-                raise ConfigError(f"unknown engine option {name!r}. {hint}")
         memory = flags.get("kv_cache_memory")
         if type(memory) is int:
             flags["kv_cache_memory"] = str(memory)
-        return cls(**flags)
+        return from_flags(cls, flags)
 
     def given(self) -> Mapping[str, Value]:
         """The fields that differ from their default."""
-        return {
-            spec.name: getattr(self, spec.name)
-            for spec, _ in _annotated_fields()
-            if getattr(self, spec.name) != spec.default
-        }
-
-
-def flag_specs() -> tuple[FlagSpec, ...]:
-    """One FlagSpec per field, in the order of the fields."""
-    return tuple(spec for spec, _ in _annotated_fields())
-
-
-def _annotated_fields() -> Iterator[tuple[FlagSpec, Flag]]:
-    hints = get_type_hints(EngineConfig, include_extras=True)
-    for entry in fields(EngineConfig):
-        declared, flag = get_args(hints[entry.name])
-        arms = get_args(declared) if isinstance(declared, UnionType) else (declared,)
-        base = arms[0]
-        is_dict = entry.default_factory is not MISSING
-        spec = FlagSpec(
-            name=entry.name,
-            spellings=("--" + entry.name.replace("_", "-"), *flag.spellings),
-            type=dict if is_dict else base,
-            is_optional=type(None) in arms,
-            default={} if is_dict else cast(Value, entry.default),
-            help=flag.help,
-            choices=flag.choices,
-        )
-        yield spec, flag
-
-
-def _check(spec: FlagSpec, flag: Flag, value: Any) -> None:
-    """Type, choices and range of one value."""
-    if value is None and spec.is_optional:
-        return
-    accepted: tuple[type, ...] = (int, float) if spec.type is float else (spec.type,)
-    if (isinstance(value, bool) and spec.type is not bool) or type(value) not in accepted:
-        raise ConfigError(
-            f"{spec.name} is {value!r} ({type(value).__name__}): it has to be of type "
-            f"{spec.type.__name__}{' or None' if spec.is_optional else ''}."
-        )
-    if flag.choices and value not in flag.choices:
-        near = difflib.get_close_matches(str(value), flag.choices, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ConfigError(f"{spec.name} is {value!r}: allowed are {', '.join(flag.choices)}.{hint}")
-    too_small = flag.least is not None and not value >= flag.least
-    too_great = flag.greatest is not None and not value <= flag.greatest
-    if too_small or too_great:
-        bounds = (
-            f"at least {flag.least}"
-            if flag.greatest is None
-            else (f"between {flag.least} and {flag.greatest}")
-        )
-        raise ConfigError(f"{spec.name} is {value!r}: it has to be {bounds}.")
+        return given_flags(self)
 
 
 def parse_bytes(text: str) -> int:
