@@ -189,14 +189,29 @@ class KVLayout(ABC):
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
     def check_write(self, slots: Tensor, values: Tensor) -> None:
-        """Raise LayoutError unless values are [N, D] floats and slots [N] integers."""
+        """Raise LayoutError unless values are floats [N, D] and slots [N]."""
         if slots.ndim != 1 or values.shape != (slots.shape[0], self.dim):
             raise LayoutError(
                 f"{self.id} writes values [N, {self.dim}] at slots [N]; got values "
                 f"{tuple(values.shape)} and slots {tuple(slots.shape)}."
             )
-        if not values.is_floating_point():
-            raise LayoutError(f"{self.id} writes floating-point values; got {values.dtype}.")
+        self.check_values(values)
+
+    def check_values(self, values: Tensor) -> None:
+        """Raise LayoutError unless values are floats [..., D]."""
+        if values.shape[-1:] != (self.dim,) or not values.is_floating_point():
+            raise LayoutError(
+                f"{self.id} encodes floats [..., {self.dim}]; got {values.dtype} "
+                f"{tuple(values.shape)}."
+            )
+
+    def check_rows(self, rows: Tensor) -> None:
+        """Raise LayoutError unless rows are uint8 [..., bytes_per_token]."""
+        if rows.shape[-1:] != (self.bytes_per_token,) or rows.dtype != torch.uint8:
+            raise LayoutError(
+                f"{self.id} decodes uint8 [..., {self.bytes_per_token}]; got {rows.dtype} "
+                f"{tuple(rows.shape)}."
+            )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from gnomon.attention.layouts.base import HOST_OPERATIONS, KVLayout, Operation, PagedPool
+from gnomon.attention.layouts.float8 import typed_columns
 from gnomon.attention.layouts.rows import put_rows, take_rows
 from gnomon.errors import LayoutError
 
@@ -79,19 +80,13 @@ class PlainLayout(KVLayout):
         return replace(self, read_dtype=dtype)
 
     def quantise(self, values: Tensor) -> Tensor:
+        self.check_values(values)
         return values.to(self.dtype).contiguous().view(torch.uint8)
 
     def dequantise(self, rows: Tensor) -> Tensor:
-        if rows.shape[-1] != self.bytes_per_token or rows.dtype != torch.uint8:
-            raise LayoutError(
-                f"{self.id} decodes uint8 [..., {self.bytes_per_token}]; got {rows.dtype} "
-                f"{tuple(rows.shape)}."
-            )
-        return (
-            rows.clone(memory_format=torch.contiguous_format)
-            .view(self.dtype)
-            .to(self.computed_dtype)
-        )
+        self.check_rows(rows)
+        typed = typed_columns(rows, 0, self.bytes_per_token, self.dtype)
+        return typed.to(self.computed_dtype, copy=True)
 
     def write(self, pool: PagedPool, slots: Tensor, values: Tensor) -> None:
         self.require(pool)
