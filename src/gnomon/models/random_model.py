@@ -30,10 +30,12 @@ def random_params(
     device: torch.device | str = "cpu",
 ) -> dict[str, Tensor]:
     """Every parameter of the model by its engine name, in `dtype` unless it is kept in float32."""
-    params = {
-        spec.name: _draw(spec, seed).to(device, param_dtype(spec, dtype))
-        for spec in param_specs(config)
-    }
+    params: dict[str, Tensor] = {}
+    for spec in param_specs(config):
+        values = _draw(spec, seed)
+        if len(spec.shape) > 1:
+            values = values.to(dtype)  # also where it is kept in float32: as a file would hold it
+        params[spec.name] = values.to(device, param_dtype(spec, dtype))
     return with_tied_head(config, params)
 
 
