@@ -1,7 +1,8 @@
 """The lightning indexer of one layer: which keys each row shall attend.
 
 In:  the layer's normed input h [R, D], the normalised query latent cq [R, rq], the step.
-Out: a KeySet in POSITION space on the step's row axis, and the rows whose scores held a NaN.
+Out: a KeySet in POSITION space and the rows whose scores held a NaN, both on the axis of the
+     SPARSE rows.
 Maths: oracle_math.md §1.5. Index keys of the step's rows are written to the cache before any row
 is scored, also where every row is so short that no scores are needed.
 Not here: scoring and top-k (operator ``index_select``), reuse by later layers (the model).
@@ -58,34 +59,36 @@ class Indexer:
 
     def select(
         self, h: Tensor, q_latent: Tensor, rotations: Rotations, step: AttentionStep
-    ) -> tuple[KeySet, Tensor]:
-        """Write this step's index keys, then choose keys for every row.
+    ) -> tuple[KeySet | None, RowTensor | None]:
+        """Write this step's index keys, then choose keys for the rows of the SPARSE route.
 
-        Returns the key set and ``nan_rows`` [R] bool.
+        Returns the key set and ``nan_rows`` (bool), both on ``plan.sparse.axis``; None where no
+        row is SPARSE.
         """
-        rows, writes = step.geometry.rows, step.geometry.writes["tokens"]
+        geometry, sparse, tap = step.geometry, step.plan.sparse, step.tap
         pool = step.pool(self.part)
-        query = F.linear(q_latent, self.query).unflatten(-1, (self.num_heads, -1))
+        latent = h.new_empty((0, q_latent.shape[1]))
+        if sparse is not None:
+            latent = sparse.take(RowTensor(geometry.rows, q_latent)).data
+        query = F.linear(latent, self.query).view(-1, self.num_heads, self.key.shape[0])
         prepared = step.ops.index_prepare(
-            RowTensor(rows, query),
-            RowTensor(rows, F.linear(h, self.key)),
+            RowTensor(rotations.index_query.axis, query),
+            RowTensor(geometry.rows, F.linear(h, self.key)),
             self.transform,
             (rotations.index_query, rotations.index_key),
             pool,
-            writes,
+            geometry.writes["tokens"],
         )
-        weights = F.linear(h.to(self.head_weights.dtype), self.head_weights)
-        tap = step.tap
+        if sparse is None:
+            return None, None
+        chosen_by = sparse.take(RowTensor(geometry.rows, h)).data.to(self.head_weights.dtype)
+        weights = RowTensor(sparse.axis, F.linear(chosen_by, self.head_weights))
+        want_margin = tap is not None and tap.wants_margin
         selection = step.ops.index_select(
-            prepared,
-            RowTensor(rows, weights),
-            pool,
-            step.geometry,
-            step.plan,
-            want_margin=tap is not None and tap.wants_margin,
+            prepared, weights, pool, geometry, step.plan, want_margin=want_margin
         )
         keys = selection.keys if tap is None else tap.index(self.layer, selection)
-        return keys, selection.nan_rows
+        return keys, RowTensor(sparse.axis, selection.nan_rows)
 
 
 def index_part(layer: int) -> str:

@@ -40,7 +40,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LatentAttention:
-    """Weights of one layer's attention. W_UK and W_UV are the two parts of kv_b, per head."""
+    """Weights of one layer's attention."""
 
     part: str
     num_heads: int
@@ -53,25 +53,23 @@ class LatentAttention:
     q_b: Tensor  # [H * (dn + D_r), rq]
     kv_a: Tensor  # [D_c + D_r, D]
     kv_a_norm: Tensor  # [D_c]
-    up_key: Tensor  # [H, dn, D_c]
-    up_value: Tensor  # [H, dv, D_c]
+    kv_b: Tensor  # [H * (dn + dv), D_c]
+    up_key: Tensor  # [H, dn, D_c], W_UK: a view of kv_b
+    up_value: Tensor  # [H, dv, D_c], W_UV: a view of kv_b
     output: Tensor  # [D, H * dv]
 
     @classmethod
     def of(cls, params: Mapping[str, Tensor], layer: int, config: ModelConfig) -> LatentAttention:
         """Take layer ``layer``'s attention weights; W_UK and W_UV are views of kv_b."""
         prefix = f"layers.{layer}.attn"
-        heads, nope, latent = (
-            config.num_attention_heads,
-            config.qk_nope_head_dim,
-            config.kv_lora_rank,
-        )
-        kv_b = params[f"{prefix}.kv_b.weight"].view(heads, nope + config.v_head_dim, latent)
+        heads, nope = config.num_attention_heads, config.qk_nope_head_dim
+        kv_b = params[f"{prefix}.kv_b.weight"]
+        up = kv_b.view(heads, nope + config.v_head_dim, config.kv_lora_rank)
         return cls(
             part=latent_part(layer),
             num_heads=heads,
             nope_dim=nope,
-            latent_dim=latent,
+            latent_dim=config.kv_lora_rank,
             scale=config.softmax_scale(),
             latent_eps=config.latent_norm_eps,
             q_a=params[f"{prefix}.q_a.weight"],
@@ -79,13 +77,14 @@ class LatentAttention:
             q_b=params[f"{prefix}.q_b.weight"],
             kv_a=params[f"{prefix}.kv_a.weight"],
             kv_a_norm=params[f"{prefix}.kv_a_norm.weight"],
-            up_key=kv_b[:, :nope],
-            up_value=kv_b[:, nope:],
+            kv_b=kv_b,
+            up_key=up[:, :nope],
+            up_value=up[:, nope:],
             output=params[f"{prefix}.o.weight"],
         )
 
     def query_latent(self, h: Tensor, step: AttentionStep) -> Tensor:
-        """cq [R, rq]: the normalised low-rank query, which the indexer reads too."""
+        """The query latent cq [R, rq]: normalised, low-rank; what the indexer reads too."""
         return step.ops.rms_norm(F.linear(h, self.q_a), self.q_a_norm, self.latent_eps)
 
     def write(self, h: Tensor, rotations: Rotations, step: AttentionStep) -> None:
@@ -95,22 +94,21 @@ class LatentAttention:
         step.ops.latent_write(raw, self.kv_a_norm, self.latent_eps, rotations.key, pool, writes)
 
     def attend(
-        self, q_latent: Tensor, keys: KeySet, rotations: Rotations, step: AttentionStep
+        self, q_latent: Tensor, keys: KeySet | None, rotations: Rotations, step: AttentionStep
     ) -> Tensor:
-        """[R, D]: every row over its own keys, by the route that the plan gave its request."""
-        rows = step.geometry.rows
-        heads = F.linear(q_latent, self.q_b).unflatten(-1, (self.num_heads, -1))
+        """[R, D]: every row over its own keys, by the route that the plan gave its request.
+
+        ``keys`` are on ``plan.sparse.axis``; None where no row is SPARSE.
+        """
+        rows, plan = step.geometry.rows, step.plan
+        heads = F.linear(q_latent, self.q_b).view(rows.num_rows, self.num_heads, -1)
         rope = step.ops.rope(heads[..., self.nope_dim :], rotations.query)
         query = Query(RowTensor(rows, heads[..., : self.nope_dim]), RowTensor(rows, rope))
         parts: list[tuple[RowSubset, RowTensor]] = []
-        sparse, dense = step.plan.sparse, step.plan.dense
-        if sparse is not None:
-            taken = self._attend_sparse(query.take(sparse), sparse.take_keys(keys), step)
-            parts.append((sparse, taken))
-        if dense is not None:
-            parts.append((dense, self._attend_dense(query.take(dense), step)))
-        if not parts:  # a step without live rows
-            return torch.zeros_like(F.linear(heads[..., : self.up_value.shape[1]].flatten(1), self.output))
+        if plan.sparse is not None and keys is not None:
+            parts.append((plan.sparse, self._attend_sparse(query.take(plan.sparse), keys, step)))
+        if plan.dense is not None:
+            parts.append((plan.dense, self._attend_dense(query.take(plan.dense), step)))
         return F.linear(RowSubset.restore(rows, parts).data.flatten(1), self.output)
 
     def _attend_sparse(self, query: Query, keys: KeySet, step: AttentionStep) -> RowTensor:
@@ -131,38 +129,37 @@ class LatentAttention:
         return RowTensor(axis, value)
 
     def _attend_dense(self, query: Query, step: AttentionStep) -> RowTensor:
-        """Un-absorbed: [M, H, dv]; chunks of the same rows follow each other and are merged."""
+        """Un-absorbed: [M, H, dv]; a row's partial results of several chunks are joined by lse."""
         axis = query.nope.axis
         q = torch.cat((query.nope.data, query.rope.data), dim=-1)
         out = q.new_zeros((axis.num_rows, self.num_heads, self.up_value.shape[1]))
-        held: tuple[slice, tuple[Tensor, Tensor]] | None = None
+        lse = q.new_full(out.shape[:2], -torch.inf, dtype=torch.float32)
+        is_begun = bytearray(axis.num_rows)  # rows that an earlier chunk has written
         for chunk in step.plan.context_chunks:
-            rows = slice(chunk.row_start, chunk.row_stop)
-            partial = self._attend_chunk(q[rows], axis.kv_len[rows], chunk, step)
-            if held is not None and held[0] == rows:
-                partial = step.ops.lse_merge(held[1], partial)
-            held = (rows, partial)
-            out[rows] = partial[0]
+            key, value = self._expand(chunk, step)
+            for piece in chunk.pieces:
+                rows = slice(piece.row_start, piece.row_stop)
+                keys = slice(piece.key_offset, piece.key_offset + piece.num_keys)
+                visible = (axis.kv_len[rows] - piece.key_start).clamp(0, piece.num_keys)
+                partial = step.ops.dense_mha(q[rows], key[keys], value[keys], visible, self.scale)
+                if is_begun[piece.row_start]:
+                    partial = step.ops.lse_merge((out[rows], lse[rows]), partial)
+                is_begun[rows] = b"\1" * piece.num_rows
+                out[rows], lse[rows] = partial
         return RowTensor(axis, out)
 
-    def _attend_chunk(
-        self, q: Tensor, kv_len: Tensor, chunk: ContextChunk, step: AttentionStep
-    ) -> tuple[Tensor, Tensor]:
-        """One row block over one stretch of its request's context, read through the layout."""
-        entries = step.ops.context_gather(
-            step.pool(self.part),
-            step.geometry.tables["tokens"],
-            chunk.request,
-            chunk.key_start,
-            chunk.key_stop,
-        )
-        latent, rope = entries.split((self.latent_dim, q.shape[-1] - self.nope_dim), dim=-1)
-        key_nope = torch.einsum("nc,hdc->nhd", latent, self.up_key)
-        value = torch.einsum("nc,hvc->nhv", latent, self.up_value)
-        rope = rope[:, None].expand(-1, self.num_heads, -1)
-        key = torch.cat((key_nope, rope), dim=-1)
-        visible = (kv_len - chunk.key_start).clamp(0, chunk.key_stop - chunk.key_start)
-        return step.ops.dense_mha(q, key, value, visible, self.scale)
+    def _expand(self, chunk: ContextChunk, step: AttentionStep) -> tuple[Tensor, Tensor]:
+        """Keys [N, H, dn + D_r] and values [N, H, dv] of a chunk, read through the layout."""
+        pool, table = step.pool(self.part), step.geometry.tables["tokens"]
+        gathered = [
+            step.ops.context_gather(pool, table, part.request, part.start, part.stop)
+            for part in chunk.gathers
+        ]
+        entries = gathered[0] if len(gathered) == 1 else torch.cat(gathered)
+        latent, rope = entries[:, : self.latent_dim], entries[:, self.latent_dim :]
+        heads = F.linear(latent, self.kv_b).view(len(latent), self.num_heads, -1)
+        key_nope, value = heads[..., : self.nope_dim], heads[..., self.nope_dim :]
+        return torch.cat((key_nope, rope[:, None].expand(-1, self.num_heads, -1)), dim=-1), value
 
 
 def latent_part(layer: int) -> str:

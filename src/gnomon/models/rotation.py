@@ -12,11 +12,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from gnomon.attention.geometry import Geometry
+from gnomon.attention.axes import RowAxis, take_axis
 from gnomon.attention.ops.values import RopeRows, RopeTable
+from gnomon.attention.step import AttentionStep
 from gnomon.models.config import ModelConfig, YarnConfig
 
 
@@ -57,17 +59,27 @@ class Rotations:
 
     query: RopeRows  # attention queries, on the row axis
     key: RopeRows  # shared rope keys, on the write axis
-    index_query: RopeRows
-    index_key: RopeRows
+    index_query: RopeRows  # on the axis of the SPARSE rows, of no rows where there are none
+    index_key: RopeRows  # on the write axis
 
     @classmethod
-    def of_step(cls, table: RopeTable, geometry: Geometry, config: ModelConfig) -> Rotations:
+    def of_step(cls, table: RopeTable, step: AttentionStep, config: ModelConfig) -> Rotations:
         """Look the rotations up; equal axes and conventions share one value."""
-        rows, written = geometry.rows, geometry.writes["tokens"].axis
-        query = table.at(rows, True)
-        key = query if written is rows else table.at(written, True)
-        if config.indexer_rope_interleave:
-            return cls(query, key, query, key)
-        index_query = table.at(rows, False)
-        index_key = index_query if written is rows else table.at(written, False)
-        return cls(query, key, index_query, index_key)
+        rows, written = step.geometry.rows, step.geometry.writes["tokens"].axis
+        sparse, interleaved = step.plan.sparse, config.indexer_rope_interleave
+        scored = _no_rows(rows) if sparse is None else sparse.axis
+        looked_up: dict[tuple[int, bool], RopeRows] = {}
+
+        def at(axis: RowAxis, is_interleaved: bool) -> RopeRows:
+            key = (id(axis), is_interleaved)
+            if key not in looked_up:
+                looked_up[key] = table.at(axis, is_interleaved)
+            return looked_up[key]
+
+        return cls(
+            at(rows, True), at(written, True), at(scored, interleaved), at(written, interleaved)
+        )
+
+
+def _no_rows(rows: RowAxis) -> RowAxis:
+    return take_axis(rows, np.empty(0, dtype=np.int64), f"{rows.label} > no sparse rows")

@@ -97,25 +97,36 @@ class SparseMlaModel:
         """
         rows, ops, eps = step.geometry.rows, step.ops, self.config.rms_norm_eps
         require_axis(rows, token_ids=token_ids)
-        rotations = Rotations.of_step(self.rope_table, step.geometry, self.config)
+        rotations = Rotations.of_step(self.rope_table, step, self.config)
         x = self.embedding.index_select(0, token_ids.data)
-        nan_rows = torch.zeros(rows.num_rows, dtype=torch.bool, device=x.device)
         keys: KeySet | None = None
+        faults: list[RowTensor] = []
         for layer in self.layers:
             h = ops.rms_norm(x, layer.input_norm, eps)
             q_latent = layer.attention.query_latent(h, step)
             layer.attention.write(h, rotations, step)
             if layer.indexer is not None:
-                keys, layer_nan = layer.indexer.select(h, q_latent, rotations, step)
-                nan_rows = nan_rows | layer_nan
-            assert keys is not None, "the config reader refuses a first layer without an indexer"
+                keys, nan_rows = layer.indexer.select(h, q_latent, rotations, step)
+                faults += [nan_rows] if nan_rows is not None else []
             x = x + layer.attention.attend(q_latent, keys, rotations, step)
             x = x + layer.feed_forward(ops.rms_norm(x, layer.post_norm, eps), step)
         hidden = ops.rms_norm(x, self.final_norm, eps)
-        return ForwardOutput(RowTensor(rows, hidden), RowTensor(rows, nan_rows))
+        return ForwardOutput(RowTensor(rows, hidden), _any_fault(step, faults))
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """[M, V] float32 (float64 for a float64 model) of hidden rows [M, D]."""
         logits = F.linear(hidden, self.head)
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+def _any_fault(step: AttentionStep, faults: list[RowTensor]) -> RowTensor:
+    """On the step's rows, bool [R]: whether any layer flagged the row."""
+    rows, sparse = step.geometry.rows, step.plan.sparse
+    flags = torch.zeros(rows.num_rows, dtype=torch.bool, device=rows.device)
+    if sparse is not None and faults:
+        flagged = torch.stack([fault.data for fault in faults]).any(0)
+        if sparse.rows is None:
+            return RowTensor(rows, flagged)
+        flags.index_copy_(0, sparse.rows, flagged)
+    return RowTensor(rows, flags)
