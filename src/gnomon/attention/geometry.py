@@ -23,6 +23,7 @@ from torch import Tensor
 
 from gnomon.attention.axes import HostLengths, RequestAxis, RowAxis, RowSpan
 from gnomon.attention.geometry_check import check_geometry
+from gnomon.attention.ownership import KeyOwnership
 from gnomon.attention.row_tensor import RowSubset, RowTensor, rehome, require_axis
 from gnomon.errors import GeometryError
 
@@ -51,6 +52,8 @@ class PageTable:
     page_size: entries a page; tokens_per_entry: tokens that share one entry.
     window: None, or the number of last tokens that are kept; pages that lie wholly before the
     window of every row may be null.
+    ownership: None, or the stripe of entries that this rank's pages hold (decode context
+    parallelism); entries of other ranks have slot -1.
     """
 
     group: str
@@ -58,6 +61,7 @@ class PageTable:
     page_size: int
     tokens_per_entry: int = 1
     window: int | None = None
+    ownership: KeyOwnership | None = None
 
     def __post_init__(self) -> None:
         if self.pages.ndim != 2 or self.pages.dtype != torch.int32:
@@ -74,7 +78,8 @@ class PageTable:
     @property
     def capacity(self) -> int:
         """Tokens that the widest request of this table can hold."""
-        return int(self.pages.shape[1]) * self.page_size * self.tokens_per_entry
+        ranks = self.ownership.size if self.ownership else 1
+        return int(self.pages.shape[1]) * self.page_size * self.tokens_per_entry * ranks
 
     def num_entries(self, kv_len: Tensor) -> Tensor:
         """Entries that a row with ``kv_len`` sees (an entry is seen once it is complete)."""
@@ -83,17 +88,21 @@ class PageTable:
     def entry_slots(self, request: Tensor, entry: Tensor) -> Tensor:
         """int64 slots of entries ``entry`` of ``request`` (shapes broadcast).
 
-        -1 where request or entry is negative, past the table, or on the null page.
+        -1 where request or entry is negative, past the table, on the null page or another rank's.
         """
         num_pages = self.pages.shape[1]
         if self.pages.numel() == 0:
             return (request + entry).long().fill_(-1)
         entry = entry.long()
+        held = (request >= 0) & (entry >= 0)
+        if self.ownership is not None:
+            held &= self.ownership.owner(entry) == self.ownership.rank
+            entry = self.ownership.local_position(entry)
         column = torch.div(entry, self.page_size, rounding_mode="floor")
         flat = request.long().clamp_min(0) * num_pages + column.clamp(0, num_pages - 1)
         page = self.pages.view(-1)[flat.clamp_max(self.pages.numel() - 1)].long()
         slot = page * self.page_size + (entry - column * self.page_size)
-        held = (page > 0) & (column >= 0) & (column < num_pages) & (request >= 0)
+        held &= (page > 0) & (column < num_pages)
         return torch.where(held, slot, -1)
 
     def slots(self, request: Tensor, position: Tensor) -> Tensor:

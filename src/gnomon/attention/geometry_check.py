@@ -104,11 +104,16 @@ def _check_table(table: PageTable, geometry: Geometry, num_pages: int | None) ->
     )
     requests = geometry.requests
     kv_len, query_len = requests.kv_len.cpu().long(), requests.query_len.cpu().long()
-    needed = -(-(kv_len // table.tokens_per_entry) // table.page_size)
+    entries = kv_len // table.tokens_per_entry
+    if table.ownership is not None:
+        entries = table.ownership.num_owned(entries)
+    needed = -(-entries // table.page_size)
     column = torch.arange(pages.shape[1])
     must = column < needed[:, None]
     if table.window is not None:
         oldest = (kv_len - query_len - table.window + 1).clamp_min(0) // table.tokens_per_entry
+        if table.ownership is not None:
+            oldest = table.ownership.num_owned(oldest)
         must &= column >= (oldest // table.page_size)[:, None]
     missing = (must & (pages == 0)).any(1) | (needed > pages.shape[1])
     _raise_first(

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from gnomon.attention.axes import RowAxis
 from gnomon.attention.geometry import PageTable
+from gnomon.attention.ownership import KeyOwnership
 from gnomon.errors import GeometryError
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "Space",
     "causal_list",
     "causal_range",
+    "owned_list",
     "to_slots",
 ]
 
@@ -180,13 +182,30 @@ def causal_list(axis: RowAxis, part: str, width: int) -> ListSegment:
     return ListSegment(part, Space.POSITION, ids.masked_fill(ids >= count[:, None], -1), count)
 
 
+def owned_list(segment: ListSegment, ownership: KeyOwnership) -> ListSegment:
+    """Only the ids that this rank holds (POSITION space), packed first, in their order.
+
+    Over all ranks the lists are disjoint, and together they are ``segment``.
+    """
+    if segment.space is not Space.POSITION:
+        raise GeometryError(
+            f"owned_list of '{segment.part}': ownership is by position, the list is in "
+            f"{segment.space} space"
+        )
+    is_owned = (segment.ids >= 0) & (ownership.owner(segment.ids) == ownership.rank)
+    order = torch.argsort(~is_owned, dim=1, stable=True)
+    ids = segment.ids.masked_fill(~is_owned, -1).gather(1, order)
+    return replace(segment, ids=ids, count=is_owned.sum(1, dtype=torch.int32))
+
+
 def to_slots(
     segment: ListSegment, axis: RowAxis, table: PageTable, *, validate: bool | None = None
 ) -> ListSegment:
     """The same list in SLOT space (int64 ids), through the page table of the part's group.
 
-    An id that the table does not hold raises GeometryError if ``validate``; by default that is
-    so on the CPU, and on a device (where it would sync) the id becomes -1, never a foreign slot.
+    An id that the table does not hold (use ``owned_list`` first where ranks own stripes) raises
+    GeometryError if ``validate``; by default that is so on the CPU, and on a device (where it
+    would sync) the id becomes -1, never a foreign slot.
     """
     if segment.space is not Space.POSITION:
         raise GeometryError(

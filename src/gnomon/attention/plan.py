@@ -146,23 +146,18 @@ def plan_step(
         policy = RoutePolicy(DensePolicy.NEVER, policy.max_decode_rows)
     routes = choose_routes(geometry.requests.host, dims, policy)
     sparse, dense = _subsets(axis, routes)
-    page_size = geometry.tables[group].page_size if group in geometry.tables else 0
+    longest = 0 if sparse is None else _longest(sparse.axis)
+    page_size = geometry.tables[group].page_size if group in geometry.tables else None
     scores: tuple[ScoreChunk, ...] = ()
-    width = 0
-    if sparse is not None:
-        longest = max((span.last_position + 1 for span in sparse.axis.spans), default=0)
-        width = min(longest, dims.index_topk) if dims.index_topk else longest
-        if dims.index_topk and longest > dims.index_topk:
-            _require_table(group, page_size)
-            scores = plan_scores(sparse.axis, dims, capabilities, budget, page_size)
     context: tuple[ContextChunk, ...] = ()
+    if sparse is not None and 0 < dims.index_topk < longest:
+        scores = plan_scores(sparse.axis, dims, capabilities, budget, _found(page_size, group))
     if dense is not None:
-        _require_table(group, page_size)
-        context = plan_context(dense.axis, dims, capabilities, budget, page_size)
-    all_decode = (sync or sync_needs(geometry, policy)).all_decode
+        context = plan_context(dense.axis, dims, capabilities, budget, _found(page_size, group))
     scratch = [score_bytes(chunk, dims, capabilities) for chunk in scores]
     scratch += [context_bytes(chunk, dims, capabilities) for chunk in context]
-    num_requests = geometry.requests.num_requests
+    width = min(longest, dims.index_topk) if dims.index_topk else longest
+    all_decode = (sync or sync_needs(geometry, policy)).all_decode
     return StepPlan(
         axis=axis,
         dims=dims,
@@ -175,16 +170,21 @@ def plan_step(
         context_chunks=context,
         scratch_bytes=max(scratch, default=0),
         bucket=axis.num_rows,
-        graph_key=GraphKey(axis.num_rows, num_requests, width) if all_decode else None,
+        graph_key=GraphKey(axis.num_rows, len(routes), width) if all_decode else None,
     )
 
 
-def _require_table(group: str, page_size: int) -> None:
-    if not page_size:
+def _longest(axis: RowAxis) -> int:
+    return max((span.last_position + 1 for span in axis.spans), default=0)
+
+
+def _found(page_size: int | None, group: str) -> int:
+    if page_size is None:
         raise GeometryError(
             f"the plan needs the page table of cache group '{group}', which this geometry lacks; "
             "pass group= the group of the latents and index keys"
         )
+    return page_size
 
 
 def _subsets(axis: RowAxis, routes: tuple[Route, ...]) -> tuple[RowSubset | None, RowSubset | None]:
