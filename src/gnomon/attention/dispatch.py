@@ -91,8 +91,13 @@ class Requirement:
 class Provider(Protocol):
     """A family of kernels. Lower ``rank`` is preferred."""
 
-    name: str
-    rank: int
+    @property
+    def name(self) -> str:
+        """What flags and tables call it."""
+
+    @property
+    def rank(self) -> int:
+        """Its place among those that can."""
 
     def supports(self, op: str, need: OpNeed) -> Verdict:
         """Whether this provider's kernel can do ``op`` under ``need``."""
@@ -178,7 +183,9 @@ def bind_operators(
     by_op = {op: forced for op in OPERATORS} if isinstance(forced, str) else dict(forced or {})
     unknown = sorted(set(by_op) - set(OPERATORS))
     if unknown:
-        raise ConfigError(f"no operator is called {unknown[0]!r}; there are: {', '.join(OPERATORS)}")
+        raise ConfigError(
+            f"no operator is called {unknown[0]!r}; there are: {', '.join(OPERATORS)}"
+        )
     choices = tuple(choose(op, need, available, by_op.get(op)) for op in OPERATORS)
     return Operators({c.op: c.provider.kernel(c.op) for c in choices}), choices
 

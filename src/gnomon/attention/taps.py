@@ -36,7 +36,7 @@ class SelectionTap(Protocol):
         """The keys that the rows of ``selection.keys.axis`` shall attend in this layer."""
 
     def experts(self, layer: int, expert_ids: Tensor, margin: Tensor) -> Tensor:
-        """The experts [R, k] that the step's rows shall use; ``margin`` [R] at the router's edge."""
+        """The experts [R, k] that the step's rows shall use; ``margin`` [R] of the router."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Recording:
 
 
 class RecordingTap:
-    """Lets every choice pass and keeps it. A later row at the same position replaces the earlier."""
+    """Lets every choice pass and keeps it; a later row at a position replaces the earlier."""
 
     def __init__(self, *, wants_margin: bool = True) -> None:
         self.wants_margin = wants_margin
@@ -83,15 +83,13 @@ class RecordingTap:
         self._keep(self.recording.expert_margin, layer, rows, margins, torch.inf)
         return expert_ids
 
-    def _keep(
-        self, kept: Choices, layer: int, axis: RowAxis, values: Tensor, empty: float
-    ) -> None:
+    def _keep(self, kept: Choices, layer: int, axis: RowAxis, values: Tensor, empty: float) -> None:
         for span in axis.spans:
             key = (layer, self._names[span.request])
             position = axis.position[span.start : span.stop].long()
             new = values[span.start : span.stop].detach()
             old = kept.get(key)
-            height = max(int(position.max()) + 1, 0 if old is None else old.shape[0])
+            height = max(span.last_position + 1, 0 if old is None else old.shape[0])
             width = max(new.shape[1], 0 if old is None else old.shape[1])
             grown = new.new_full((height, width), empty)
             if old is not None:
@@ -131,25 +129,20 @@ class ReplayTap:
         return self._replay(self._recording.experts, layer, _begun(self._rows), expert_ids)
 
     def _replay(self, kept: Choices, layer: int, axis: RowAxis, own: Tensor) -> Tensor:
-        parts = {span: self._recorded(kept, layer, axis, span.start) for span in axis.spans}
-        width = max([own.shape[1], *(part.shape[1] for part in parts.values())])
+        parts = [kept.get((layer, self._names[span.request])) for span in axis.spans]
+        width = max([own.shape[1], *(part.shape[1] for part in parts if part is not None)])
         replayed = own.new_full((axis.num_rows, width), -1)
-        for span, recorded in parts.items():
-            position = axis.position[span.start : span.stop].long()
-            if int(position.max()) >= recorded.shape[0]:
+        for span, recorded in zip(axis.spans, parts, strict=True):
+            num_recorded = 0 if recorded is None else recorded.shape[0]
+            if recorded is None or span.last_position >= num_recorded:
                 raise GeometryError(
-                    f"replay: layer {layer}, request {self._names[span.request]!r} is recorded to "
-                    f"position {recorded.shape[0] - 1}, asked for {int(position.max())}"
+                    f"replay: layer {layer}, request {self._names[span.request]!r} has "
+                    f"{num_recorded} recorded positions, asked for position {span.last_position}"
                 )
+            position = axis.position[span.start : span.stop].long()
             chosen = recorded[position].to(own.dtype)
             replayed[span.start : span.stop, : recorded.shape[1]] = chosen
         return replayed
-
-    def _recorded(self, kept: Choices, layer: int, axis: RowAxis, row: int) -> Tensor:
-        name = self._names[next(s.request for s in axis.spans if s.start == row)]
-        if (layer, name) not in kept:
-            raise GeometryError(f"replay: nothing recorded for layer {layer}, request {name!r}")
-        return kept[layer, name]
 
 
 def _begun(rows: RowAxis | None) -> RowAxis:

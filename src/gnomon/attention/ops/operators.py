@@ -45,7 +45,7 @@ class Operators:
         self._moe = kernels["moe"]
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """x * rsqrt(mean(x²) + eps) * weight over the last dim; fp32 inside, one rounding."""
+        """Over the last dim: x * rsqrt(mean(x²) + eps) * weight; fp32 inside, one rounding."""
         return self._rms_norm(x, weight, eps)
 
     def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
@@ -72,7 +72,7 @@ class Operators:
     ) -> None:
         """Write [rms_norm(c) | rope(kr)] of kv_raw [N, D_c + D_r] to the slots of its rows."""
         if kv_raw.axis is not writes.axis or rope.axis is not writes.axis:
-            require_axis(writes.axis, kv_raw=kv_raw, rope=RowTensor(rope.axis, rope.cos))
+            require_axis(writes.axis, kv_raw=kv_raw, rope=rope)
         self._latent_write(kv_raw.data, norm_weight, eps, rope, pool, writes.slots)
 
     def index_prepare(
@@ -89,9 +89,9 @@ class Operators:
         ``rope`` holds the rotations of the query's and of the key's axis (often the same value).
         """
         if k_raw.axis is not writes.axis or rope[1].axis is not writes.axis:
-            require_axis(writes.axis, k_raw=k_raw, key_rope=RowTensor(rope[1].axis, rope[1].cos))
+            require_axis(writes.axis, k_raw=k_raw, key_rope=rope[1])
         if rope[0].axis is not q_raw.axis:
-            require_axis(q_raw.axis, query_rope=RowTensor(rope[0].axis, rope[0].cos))
+            require_axis(q_raw.axis, query_rope=rope[0])
         query = self._index_prepare(q_raw.data, k_raw.data, transform, rope, pool, writes.slots)
         return RowTensor(q_raw.axis, query)
 

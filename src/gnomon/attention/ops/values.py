@@ -8,8 +8,7 @@ Not here: any computation beyond looking up RoPE rows (oracle_math.md §1.3).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -77,13 +76,31 @@ class IndexTransform:
 
     Keys get LayerNorm(``norm_weight``, ``norm_bias``, ``norm_eps``); both get RoPE over the first
     ``rope.dim`` columns, then, if ``has_hadamard``, the Sylvester-ordered Hadamard matrix times
-    Di ** -0.5 (Di a power of two).
+    Di ** -0.5 (Di a power of two). Make it once at load: it builds ``hadamard`` [Di, Di] (fp32 or
+    wider) then.
     """
 
     norm_weight: Tensor
     norm_bias: Tensor
     norm_eps: float = 1e-6
     has_hadamard: bool = False
+    hadamard: Tensor | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        if not self.has_hadamard:
+            return
+        dim = self.norm_weight.shape[0]
+        if dim & (dim - 1):
+            raise ConfigError(
+                f"a Hadamard transform needs a power of two; index_head_dim is {dim}. "
+                "Turn index_hadamard off for this model"
+            )
+        matrix = torch.ones(1, 1, dtype=torch.float64)
+        while matrix.shape[0] < dim:
+            matrix = torch.cat((torch.cat((matrix, matrix), 1), torch.cat((matrix, -matrix), 1)))
+        dtype = torch.promote_types(self.norm_weight.dtype, torch.float32)
+        scaled = (matrix * dim**-0.5).to(self.norm_weight.device, dtype)
+        object.__setattr__(self, "hadamard", scaled)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,7 +124,8 @@ class AttentionOut:
     lse: RowTensor
 
 
-class TopK(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False)
+class TopK:
     """The exact k best columns of every row: higher score first, ties to the lower column.
 
     ``ids`` [M, k] int32 ascending, −1 after ``count`` [M] int32 = min(k, valid columns);

@@ -62,7 +62,7 @@ def lse_merge(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> tup
 
 
 def _attend(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """query [H, D] over keys [n, D], values [n, Dv] → out [H, Dv], lse [H]; all float64."""
+    """One query [H, D], keys [n, D], values [n, Dv] → out [H, Dv], lse [H]; all float64."""
     if keys.shape[0] == 0:
         return values.new_zeros(query.shape[0], values.shape[-1]), query.new_full(
             (query.shape[0],), -torch.inf

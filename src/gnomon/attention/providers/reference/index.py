@@ -15,13 +15,18 @@ from gnomon.attention.layouts.base import PagedPool
 from gnomon.attention.ops.values import TopK
 
 
-def index_scores(q: Tensor, weights: Tensor, keys: Tensor, scale: float) -> Tensor:
-    """scores[m, n] = scale · Σ_h weights[m, h] · relu(q[m, h] · keys[n]); q [M, Hi, Di]."""
+def index_scores(q: Tensor, weights: Tensor, keys: Tensor, count: Tensor, scale: float) -> Tensor:
+    """scores[m, n] = scale · Σ_h weights[m, h] · relu(q[m, h] · keys[n]); q [M, Hi, Di].
+
+    Columns from ``count`` [M] on are −inf.
+    """
     out = torch.zeros(q.shape[0], keys.shape[0], dtype=torch.float64, device=q.device)
     for head in range(q.shape[1]):
         similarity = (q[:, head].double() @ keys.double().T).clamp(min=0)
         out += weights[:, head, None].double() * similarity
-    return (out * scale).to(q.dtype if q.dtype == torch.float64 else torch.float32)
+    hidden = torch.arange(keys.shape[0], device=q.device) >= count[:, None]
+    scores = (out * scale).masked_fill(hidden, -torch.inf)
+    return scores.to(q.dtype if q.dtype == torch.float64 else torch.float32)
 
 
 def index_scores_paged(
@@ -38,7 +43,9 @@ def index_scores_paged(
         positions = torch.arange(length, device=q.device)
         slots = pages[row, positions // size].long() * size + positions % size
         keys = pool.layout.gather(pool, slots)
-        out[row, :length] = index_scores(q[row, None], weights[row, None], keys, scale)[0]
+        out[row, :length] = index_scores(
+            q[row, None], weights[row, None], keys, count[row, None], scale
+        )[0]
     return out
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 def moe(
     x: Tensor, expert_ids: Tensor, expert_weights: Tensor, gate_up: Tensor, down: Tensor
 ) -> Tensor:
-    """Σ_j weight · down_e(silu(gate_e x) · up_e x); gate_up [E, 2I, D] holds the gate rows first."""
+    """Σ_j weight · down_e(silu(gate_e x) · up_e x); gate_up [E, 2I, D], the gate rows first."""
     width = down.shape[-1]
     out = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
     for row, experts in enumerate(expert_ids.tolist()):

@@ -12,7 +12,7 @@ from gnomon.attention.ops.values import RopeRows
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x * (mean(x²) + eps)^-1/2 * weight over the last dim."""
+    """Over the last dim: x * (mean(x²) + eps)^-1/2 * weight."""
     wide = x.double()
     mean_square = (wide * wide).sum(-1, keepdim=True) / x.shape[-1]
     return (wide / (mean_square + eps).sqrt() * weight.double()).to(x.dtype)
@@ -51,6 +51,7 @@ def hadamard_matrix(dim: int) -> Tensor:
 
 
 def hadamard(x: Tensor) -> Tensor:
-    """x @ H * dim^-1/2 over the last dim, a power of two. Its own inverse."""
+    """Returns x @ H * dim^-1/2 over the last dim, a power of two. Its own inverse."""
     dim = x.shape[-1]
-    return (x.double() @ hadamard_matrix(dim).to(x.device) * dim**-0.5).to(x.dtype)
+    turned: Tensor = x.double() @ hadamard_matrix(dim).to(x.device) * dim**-0.5
+    return turned.to(x.dtype)

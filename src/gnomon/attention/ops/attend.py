@@ -1,0 +1,69 @@
+"""Attention over a whole key set: each segment by the sparse kernel, joined by lse, then the sink.
+
+In:  queries [R, H, D_c] and [R, H, D_r], a pool, a KeySet on the same rows, its page table.
+Out: (out, lse) of all segments together. Lists in POSITION space are converted here, by the one
+checked function; a range becomes a list just before its kernel, as wide as its longest row.
+A sink s takes part in the softmax's sum and adds no value: out · 1 / (1 + e^(s − lse)); the lse is
+that of the keys alone. Not here: who selected the keys (select.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnomon.attention.axes import RowAxis
+from gnomon.attention.geometry import PageTable
+from gnomon.attention.indices import KeySet, ListSegment, Segment, Space, to_slots
+from gnomon.attention.layouts.base import PagedPool
+from gnomon.errors import UnsupportedError
+
+
+def attend_key_set(
+    kernels: Mapping[str, Callable[..., Any]],
+    queries: tuple[Tensor, Tensor],
+    pool: PagedPool,
+    keys: KeySet,
+    table: PageTable,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """(out [R, H, D_c], lse [R, H]). UnsupportedError for several parts or a workspace."""
+    parts = {segment.part for segment in keys.segments}
+    if len(parts) != 1:
+        raise UnsupportedError(
+            f"sparse_mla reads one pool, this key set names parts {sorted(parts)}; call it once a "
+            "part and join the results with lse_merge"
+        )
+    q_latent, q_rope = queries
+    merged: tuple[Tensor, Tensor] | None = None
+    for segment in keys.segments:
+        slots = _slots(segment, keys.axis, table)
+        one = kernels["sparse_mla"](q_latent, q_rope, pool, slots, segment.count, scale)
+        merged = one if merged is None else kernels["lse_merge"](*merged, *one)
+    assert merged is not None  # one part means at least one segment
+    return merged if keys.sink is None else _apply_sink(*merged, keys.sink)
+
+
+def _slots(segment: Segment, axis: RowAxis, table: PageTable) -> Tensor:
+    if not isinstance(segment, ListSegment):
+        width = int(segment.count.max()) if segment.num_rows else 0
+        columns = torch.arange(width, dtype=torch.int32, device=axis.device)
+        ids = segment.start[:, None] + columns
+        ids = ids.masked_fill(columns >= segment.count[:, None], -1)
+        segment = ListSegment(segment.part, Space.POSITION, ids, segment.count)
+    if segment.space is Space.POSITION:
+        segment = to_slots(segment, axis, table)
+    if segment.space is not Space.SLOT:
+        raise UnsupportedError(
+            f"sparse_mla reads a paged pool, the list of {segment.part!r} is in {segment.space} "
+            "space; give it in POSITION or SLOT space"
+        )
+    return segment.ids
+
+
+def _apply_sink(out: Tensor, lse: Tensor, sink: Tensor) -> tuple[Tensor, Tensor]:
+    share = torch.sigmoid(lse - sink.to(lse.dtype))
+    return (out * share[..., None]).to(out.dtype), lse

@@ -1,0 +1,34 @@
+"""The torch provider: vectorised kernels in plain torch, the default on a CPU.
+
+In:  the operators' arguments in fp64, fp32, bf16 or fp16, on any device that torch knows.
+Out: results in the query's dtype. In fp32 a row's bits depend on its own data alone.
+"""
+
+from __future__ import annotations
+
+from gnomon.attention.dispatch import KernelSet
+from gnomon.attention.providers.torch.attention import dense_mha, lse_merge, sparse_mla
+from gnomon.attention.providers.torch.cache import context_gather, index_prepare, latent_write
+from gnomon.attention.providers.torch.index import index_scores, index_scores_paged, topk
+from gnomon.attention.providers.torch.moe import moe
+from gnomon.attention.providers.torch.norms import layer_norm, rms_norm, rope
+
+PROVIDER = KernelSet(
+    name="torch",
+    rank=50,
+    kernels={
+        "rms_norm": rms_norm,
+        "layer_norm": layer_norm,
+        "rope": rope,
+        "latent_write": latent_write,
+        "index_prepare": index_prepare,
+        "index_scores": index_scores,
+        "index_scores_paged": index_scores_paged,
+        "topk": topk,
+        "sparse_mla": sparse_mla,
+        "dense_mha": dense_mha,
+        "context_gather": context_gather,
+        "lse_merge": lse_merge,
+        "moe": moe,
+    },
+)

@@ -1,0 +1,116 @@
+"""The torch indexer: scores in blocks that fit the cache, exact top-k with a cheap tie check.
+
+In:  index queries, head weights, keys or pages. Out: scores (fp32; fp64 for fp64 queries), TopK.
+All products are batched by row (bmm), whose bits depend neither on the other rows nor on how many
+keys stand beside a key; so chunked, paged and whole scores are equal bit for bit.
+Maths: oracle_math.md §1.5; the rule for ties and NaN: design.md §5.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gnomon.attention.layouts.base import PagedPool
+from gnomon.attention.ops.values import TopK
+from gnomon.attention.providers.torch.norms import widen
+
+BLOCK_NUMBERS = 1 << 18  # per-head scores held at once (1 MiB fp32): what stays in a core's cache
+FEWEST_GEMM_ROWS = 16  # below, a plain matmul takes another path than the batched one
+
+
+def index_scores(q: Tensor, weights: Tensor, keys: Tensor, count: Tensor, scale: float) -> Tensor:
+    """scores[m, n] = scale · Σ_h weights[m, h] · relu(q[m, h] · keys[n]); −inf from count[m] on."""
+    q, keys = widen(q), widen(keys)
+    num_rows, num_heads = q.shape[:2]
+    num_keys = keys.shape[0]
+    scaled = _row_weights(weights, scale, q.dtype)
+    scores = q.new_empty(num_rows, num_keys)
+    block = max(1, BLOCK_NUMBERS // max(1, num_heads * num_keys))
+    counts = count.tolist()
+    columns = torch.arange(num_keys, device=q.device)
+    for start in range(0, num_rows, block):
+        stop = min(start + block, num_rows)
+        seen = min(max(counts[start:stop]), num_keys)
+        least = min(min(counts[start:stop]), seen)
+        part = scores[start:stop]
+        if seen:
+            heads = _head_scores(q[start:stop], keys[:seen])
+            part[:, :seen] = torch.bmm(scaled[start:stop], heads)[:, 0]
+        if seen < num_keys:
+            part[:, seen:] = -torch.inf
+        if least < seen:
+            hidden = columns[least:seen] >= count[start:stop, None]
+            part[:, least:seen].masked_fill_(hidden, -torch.inf)
+    return scores
+
+
+def index_scores_paged(
+    q: Tensor, weights: Tensor, pool: PagedPool, pages: Tensor, count: Tensor, scale: float
+) -> Tensor:
+    """The same for rows that each have their own pages [M, P]: [M, P * page_size]."""
+    q = widen(q)
+    size = pool.page_size
+    num_columns = pages.shape[1] * size
+    inside = torch.arange(size, device=pages.device)
+    slots = (pages.long()[:, :, None] * size + inside).view(-1, num_columns)
+    keys = widen(pool.layout.gather(pool, slots)).to(q.dtype)
+    heads = torch.bmm(q, keys.mT).relu_()
+    scores = torch.bmm(_row_weights(weights, scale, q.dtype), heads)[:, 0]
+    hidden = torch.arange(num_columns, device=q.device) >= count[:, None]
+    return scores.masked_fill_(hidden, -torch.inf)
+
+
+def topk(scores: Tensor, count: Tensor, k: int, want_margin: bool = False) -> TopK:
+    """The exact k best of the first count[m] columns; the columns behind hold −inf."""
+    if scores.shape[1] <= k:
+        return _all_columns(scores, count, k, want_margin)
+    values, order = scores.topk(k + 1, dim=1)
+    last, first_cut = values[:, k - 1], values[:, k]
+    nan_rows = values[:, 0].isnan()  # torch ranks NaN first
+    margin = last - first_cut if want_margin else None
+    is_loose = (last == first_cut).logical_or_(nan_rows)
+    is_short = count <= k
+    is_loose.logical_and_(~is_short)
+    chosen = order[:, :k].to(torch.int32).sort(dim=1).values
+    if bool(is_loose.any()):
+        rows = is_loose.nonzero()[:, 0]
+        fixed, fixed_margin = _sorted_topk(scores.index_select(0, rows), k)
+        chosen.index_copy_(0, rows, fixed)
+        if margin is not None:
+            margin.index_copy_(0, rows, fixed_margin)
+    if bool(is_short.any()):
+        every = torch.arange(k, dtype=torch.int32, device=scores.device)
+        every = every.masked_fill(every >= count[:, None], -1)
+        chosen = torch.where(is_short[:, None], every, chosen)
+        if margin is not None:
+            margin.masked_fill_(is_short, torch.inf)
+    return TopK(chosen, count.clamp_max(k), margin, nan_rows)
+
+
+def _row_weights(weights: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
+    return (weights.to(dtype) * scale)[:, None]
+
+
+def _head_scores(q: Tensor, keys: Tensor) -> Tensor:
+    num_rows, num_heads, dim = q.shape
+    if num_rows * num_heads < FEWEST_GEMM_ROWS:
+        return torch.bmm(q, keys.mT.expand(num_rows, -1, -1)).relu_()
+    similarity = torch.mm(q.reshape(-1, dim), keys.mT)
+    return similarity.view(num_rows, num_heads, -1).relu_()
+
+
+def _all_columns(scores: Tensor, count: Tensor, k: int, want_margin: bool) -> TopK:
+    columns = torch.arange(k, dtype=torch.int32, device=scores.device)
+    ids = columns.masked_fill(columns >= count[:, None], -1)
+    margin = torch.full_like(scores[:, 0], torch.inf) if want_margin else None
+    return TopK(ids, count.to(torch.int32), margin, scores.isnan().any(1))
+
+
+def _sorted_topk(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Ascending ids [m, k] and margin [m] by a stable sort: equal scores keep column order."""
+    clean = scores.masked_fill(scores.isnan(), -torch.inf)
+    values, order = clean.sort(dim=1, descending=True, stable=True)
+    last, first_cut = values[:, k - 1], values[:, k]
+    margin = torch.where(last == first_cut, torch.zeros_like(last), last - first_cut)
+    return order[:, :k].to(torch.int32).sort(dim=1).values, margin
