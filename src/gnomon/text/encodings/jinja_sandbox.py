@@ -1,0 +1,126 @@
+"""The room in which a checkpoint's chat template runs.
+
+In:  the template's text; variables, in which every string of a user is Traced (traced.py).
+Out: rendered text with the user's characters still marked.
+The environment has what transformers gives to a template (trim_blocks, lstrip_blocks, break and
+continue, tojson without HTML escapes, raise_exception, strftime_now, the generation block) and no
+more. It is Jinja's immutable sandbox: no private attribute, no change of a list or a mapping. The
+output is bounded as it grows, and so is what `*` and `**` can make.
+Not bounded: the time a template takes. It comes with the weights and is trusted as they are.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any, NoReturn
+
+import jinja2
+import jinja2.ext
+import jinja2.meta
+import jinja2.nodes
+import jinja2.parser
+from jinja2.exceptions import SecurityError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from gnomon.text.encodings.traced import Tracer, plain
+
+MAX_RENDERED_CHARS = 16 * 1024 * 1024
+"""A million tokens are about four million characters."""
+_MAX_POWER_BITS = 4096
+
+
+class TemplateRefusal(Exception):
+    """The template called raise_exception: it does not accept these messages."""
+
+
+class GenerationBlock(jinja2.ext.Extension):
+    """`{% generation %}`: marks what a model writes, for training; here it is just its content."""
+
+    tags = {"generation"}  # noqa: RUF012  (Jinja's own declaration)
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class TemplateRoom(ImmutableSandboxedEnvironment):
+    """A sandbox for one template and one set of control tokens."""
+
+    intercepted_binops = frozenset({"*", "**"})
+
+    def __init__(self, tracer: Tracer) -> None:
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[GenerationBlock, jinja2.ext.loopcontrols],
+        )
+        self._tracer = tracer
+        self.concat = self._concat  # type: ignore[method-assign]  # generated code asks the instance
+        self.filters["tojson"] = self._tojson
+        self.filters["join"] = self._join
+        self.globals["raise_exception"] = _raise_exception
+        self.globals["strftime_now"] = _strftime_now
+
+    def variables(self, source: str) -> frozenset[str]:
+        """The names that a template reads and does not set itself."""
+        return frozenset(jinja2.meta.find_undeclared_variables(self.parse(source)))
+
+    def call_binop(
+        self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any
+    ) -> Any:
+        """`*` and `**`, if the result is of a sensible size."""
+        sizes = [len(side) for side in (left, right) if isinstance(side, str | list | tuple)]
+        times = [abs(side) for side in (left, right) if isinstance(side, int)]
+        if operator == "*" and sizes and times and sizes[0] * times[0] > MAX_RENDERED_CHARS:
+            raise SecurityError(f"the template repeats a text {times[0]} times")
+        if operator == "**" and len(times) == 2 and right * left.bit_length() > _MAX_POWER_BITS:
+            raise SecurityError(f"the template computes {left} ** {right}")
+        return super().call_binop(context, operator, left, right)
+
+    def _concat(self, pieces: Iterable[str]) -> str:
+        """Put output together, of the template and of each macro; stop when it is too much."""
+        kept = []
+        length = 0
+        for piece in pieces:
+            length += len(piece)
+            if length > MAX_RENDERED_CHARS:
+                raise SecurityError(
+                    f"the chat template writes more than {MAX_RENDERED_CHARS} characters"
+                )
+            kept.append(piece)
+        return self._tracer.joined(kept)
+
+    def _join(self, value: Iterable[Any], d: str = "", attribute: str | None = None) -> str:
+        """Jinja's `join`; its own loses track of what compares how."""
+        if attribute is not None:
+            value = (self.getattr(item, attribute) for item in value)
+        return self._tracer.joined([""]).__add__(d).join(str(item) for item in value)
+
+    def _tojson(
+        self,
+        value: Any,
+        ensure_ascii: bool = False,
+        indent: int | None = None,
+        separators: tuple[str, str] | None = None,
+        sort_keys: bool = False,
+    ) -> str:
+        """JSON of the real text, all of it the user's: no value can spell a control token."""
+        text = json.dumps(
+            plain(value),
+            ensure_ascii=ensure_ascii,
+            indent=indent,
+            separators=separators,
+            sort_keys=sort_keys,
+        )
+        marked: str = self._tracer.of_user(text)
+        return marked
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise TemplateRefusal(plain(message))
+
+
+def _strftime_now(format: str) -> str:
+    return datetime.now().strftime(plain(format))

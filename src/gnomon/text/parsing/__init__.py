@@ -1,0 +1,1 @@
+"""What a model wrote, taken apart into thoughts, content and tool calls."""
