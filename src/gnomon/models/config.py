@@ -12,12 +12,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-if TYPE_CHECKING:
-    import torch
+import torch
 
-    from gnomon.attention.routes import AttentionDims
+from gnomon.attention.routes import AttentionDims
 
 IndexerType = Literal["full", "shared"]
 MlpType = Literal["dense", "sparse"]
@@ -159,8 +158,6 @@ class ModelConfig:
 
     def attention_dims(self) -> AttentionDims:
         """The part of the shape that attention operators and the plan need."""
-        from gnomon.attention.routes import AttentionDims
-
         return AttentionDims(
             num_heads=self.num_attention_heads,
             kv_lora_rank=self.kv_lora_rank,

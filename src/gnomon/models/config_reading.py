@@ -79,15 +79,16 @@ def read_config(
 
 
 def _override(values: dict[str, object], key: str, value: object) -> None:
+    """Put one override in place; an object is merged into the one that is there."""
     outer, _, inner = key.partition(".")
     known = (*HONOURED, *CHECKED)
     if outer not in known:
         raise ConfigError(f"Override '{key}' is no field of a model. {nearest_name(outer, known)}")
-    if not inner:
-        values[outer] = value
-        return
-    nested = values.get(outer)
-    values[outer] = {**(nested if isinstance(nested, Mapping) else {}), inner: value}
+    if inner:
+        value = {inner: value}
+    there = values.get(outer)
+    is_merged = isinstance(there, Mapping) and isinstance(value, Mapping)
+    values[outer] = {**there, **value} if is_merged else value
 
 
 def _read_family(fields: Fields) -> Family:
