@@ -43,8 +43,9 @@ def index_key_scale(amax: Tensor) -> Tensor:
 
 def finite_amax(values: Tensor) -> Tensor:
     """Largest finite magnitude along the last dimension, float32 [...]; 0 if there is none."""
-    wide = values.to(torch.float32).abs()
-    return wide.masked_fill(~wide.isfinite(), 0.0).amax(dim=-1)
+    magnitude = values.to(torch.float32).abs()
+    is_finite = magnitude < torch.inf  # false for NaN too
+    return magnitude.where(is_finite, 0.0).amax(dim=-1)
 
 
 def encode_e4m3(values: Tensor, scale: Tensor) -> Tensor:
@@ -53,7 +54,7 @@ def encode_e4m3(values: Tensor, scale: Tensor) -> Tensor:
     # The clamp is ours: what a cast does beyond 448 differs between devices and torch versions.
     scaled = (wide / scale.unsqueeze(-1)).clamp(-E4M3_MAX, E4M3_MAX)
     codes = scaled.to(torch.float8_e4m3fn).view(torch.uint8)
-    return codes.masked_fill(~wide.isfinite(), NAN_CODE)
+    return codes.where(wide.abs() < torch.inf, NAN_CODE)
 
 
 def decode_e4m3(codes: Tensor, scale: Tensor) -> Tensor:

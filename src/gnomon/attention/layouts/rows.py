@@ -21,16 +21,17 @@ def take_rows(table: Tensor, slots: Tensor) -> Tensor:
     A slot past the table is LayoutError on the CPU and a device assertion elsewhere.
     """
     flat_slots = slots.reshape(-1)
-    is_none = flat_slots < 0
-    # A look at the mask is free on the CPU; on an accelerator it would wait for the device.
-    has_none = table.device.type != "cpu" or bool(is_none.any())
-    safe = flat_slots.clamp_min(0) if has_none else flat_slots
+    # A look at the slots is cheap on the CPU; on an accelerator it would wait for the device.
+    is_host = table.device.type == "cpu"
+    has_none = flat_slots.numel() > 0 and (not is_host or int(flat_slots.min()) < 0)
     try:
-        rows = _select(table, safe)
+        rows = _select(table, flat_slots.clamp_min(0) if has_none else flat_slots)
     except IndexError as error:
         raise _slot_error(table, slots) from error
-    if has_none:
-        rows.masked_fill_(is_none.unsqueeze(-1), 0)
+    if has_none and is_host:
+        rows.index_fill_(0, (flat_slots < 0).nonzero().squeeze(-1), 0)
+    elif has_none:
+        rows.masked_fill_((flat_slots < 0).unsqueeze(-1), 0)
     return rows.view(*slots.shape, table.shape[2])
 
 
@@ -42,19 +43,25 @@ def put_rows(table: Tensor, slots: Tensor, rows: Tensor) -> None:
     if slots.numel() == 0:
         return
     slots = slots.to(torch.int64)
-    if table.device.type == "cpu":
-        if int(slots.min()) < 0:
-            kept = (slots >= 0).nonzero().squeeze(-1)
-            slots, rows = slots.index_select(0, kept), rows.index_select(0, kept)
-    else:
-        # No look at the device: a row without a slot rewrites slot 0 (in the null page, which no
-        # request writes) with what is there already.
-        rows = torch.where((slots < 0).unsqueeze(-1), table[0, 0], rows)
-        slots = slots.clamp_min(0)
+    if table.device.type != "cpu":
+        slots, rows = redirect_none(table, slots, rows)
+    elif int(slots.min()) < 0:
+        kept = (slots >= 0).nonzero().squeeze(-1)
+        slots, rows = slots.index_select(0, kept), rows.index_select(0, kept)
     try:
         _store(table, slots, rows)
     except IndexError as error:
         raise _slot_error(table, slots) from error
+
+
+def redirect_none(table: Tensor, slots: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """The same write without slots < 0, and without a look at the device or a new shape.
+
+    A row that has no slot rewrites slot 0 with what is there already; slot 0 is in the null page,
+    which nothing else writes.
+    """
+    is_none = (slots < 0).unsqueeze(-1)
+    return slots.clamp_min(0), torch.where(is_none, table[0, 0], rows)
 
 
 def _select(table: Tensor, slots: Tensor) -> Tensor:
