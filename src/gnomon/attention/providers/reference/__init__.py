@@ -17,6 +17,23 @@ from gnomon.attention.providers.reference.index import index_scores, index_score
 from gnomon.attention.providers.reference.moe import moe
 from gnomon.attention.providers.reference.norms import layer_norm, rms_norm, rope
 
+__all__ = [
+    "PROVIDER",
+    "context_gather",
+    "dense_mha",
+    "index_prepare",
+    "index_scores",
+    "index_scores_paged",
+    "latent_write",
+    "layer_norm",
+    "lse_merge",
+    "moe",
+    "rms_norm",
+    "rope",
+    "sparse_mla",
+    "topk",
+]
+
 PROVIDER = KernelSet(
     name="reference",
     rank=100,
