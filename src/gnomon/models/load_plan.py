@@ -142,7 +142,8 @@ def _sort_leftovers(
     for key, stored in left.items():
         reason = _known_extra(key, left, config)
         if reason is None:
-            unexpected.append(f"{key}: expected no such tensor, found {_describe(stored)}")
+            layers = f"expected no such tensor in {config.num_hidden_layers} layers"
+            unexpected.append(f"{key}: {layers}, found {_describe(stored)}")
         else:
             extras.append(Extra(key, reason))
     return tuple(extras), unexpected
