@@ -9,9 +9,9 @@ Not here: token ids and hidden states (the model's arguments), sampling, pages.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from gnomon.attention.geometry import Geometry, RowTensor
+from gnomon.attention.geometry import Geometry
 from gnomon.attention.layouts.base import PagedPool
 from gnomon.attention.ops.operators import Operators
 from gnomon.attention.plan import StepPlan
@@ -21,18 +21,13 @@ from gnomon.errors import GeometryError
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionStep:
-    """One step as the layers see it. Read-only, but for ``faults``; shared by all layers.
-
-    ``faults`` collects, without a sync, one RowTensor of bools per selecting layer: rows whose
-    scores held NaN. The runner reads it once after the forward pass and fails those requests alone.
-    """
+    """One step as the layers see it. Read-only; shared by all layers."""
 
     geometry: Geometry
     plan: StepPlan
     pools: Mapping[str, PagedPool]
     ops: Operators
     tap: SelectionTap | None = None
-    faults: list[RowTensor] = field(default_factory=list)
 
     def pool(self, part: str) -> PagedPool:
         """The pool of a cache part, such as ``layers.3.latent``."""
