@@ -19,13 +19,11 @@ from torch.nn import functional as F
 
 from gnomon.attention.geometry import RowTensor, require_axis
 from gnomon.attention.indices import KeySet
-from gnomon.attention.layouts.base import KVLayout
 from gnomon.attention.step import AttentionStep
-from gnomon.cache.schema import CacheSchema, GroupSpec, PartSpec
 from gnomon.models.config import ModelConfig
 from gnomon.models.feed_forward import DenseFeedForward, MixtureOfExperts
-from gnomon.models.indexer import Indexer, index_part
-from gnomon.models.mla import LatentAttention, latent_part
+from gnomon.models.indexer import Indexer
+from gnomon.models.mla import LatentAttention
 from gnomon.models.rotation import Rotations, rope_table
 
 
@@ -77,17 +75,6 @@ class SparseMlaModel:
             DecoderLayer.of(params, layer, config) for layer in range(config.num_hidden_layers)
         )
         self.rope_table = rope_table(config, num_positions, self.embedding.device)
-
-    def cache_schema(
-        self, page_size: int, latent_layout: KVLayout, index_layout: KVLayout
-    ) -> CacheSchema:
-        """One group, "tokens": a latent a token and layer, an index key where a layer selects."""
-        parts: list[PartSpec] = []
-        for number, layer in enumerate(self.layers):
-            parts.append(PartSpec(latent_part(number), latent_layout, number))
-            if layer.indexer is not None:
-                parts.append(PartSpec(index_part(number), index_layout, number))
-        return CacheSchema((GroupSpec("tokens", tuple(parts), page_size),))
 
     @torch.inference_mode()
     def forward(self, token_ids: RowTensor, step: AttentionStep) -> ForwardOutput:
