@@ -45,7 +45,7 @@ class EngineConfig:
         None
     )
     hf_overrides: A[
-        dict[str, Any], Flag("fields of config.json to replace, as JSON; nested fields merge")
+        dict[str, Any], Flag("fields of config.json to replace, as JSON; a.b reaches into a")
     ] = field(default_factory=dict)
     dtype: A[str, Flag("dtype of weights and activations", choices=DTYPES)] = "auto"
     device: A[str, Flag("where the model runs", choices=("auto", "cpu", "cuda"))] = "auto"
@@ -53,8 +53,8 @@ class EngineConfig:
     max_model_len: A[
         int | None, Flag("longest sequence, prompt and output together, in tokens", least=2)
     ] = None
-    max_num_seqs: A[int, Flag("requests that run at the same time", least=1)] = 256
-    max_num_batched_tokens: A[int, Flag("tokens computed in one step", least=1)] = 2048
+    max_num_seqs: A[int | None, Flag("requests that run at the same time", least=1)] = None
+    max_num_batched_tokens: A[int | None, Flag("tokens computed in one step", least=1)] = None
     max_prefill_chunk: A[
         int | None,
         Flag("prompt tokens of one request per step; not given: no own bound", least=1),

@@ -34,12 +34,14 @@ CHILD = """
 import json, sys
 start = json.loads(sys.argv[1])
 sys.path[:] = start["path"]
+from functools import partial
 from importlib import import_module
 from gnomon.engine.config import EngineConfig
 from gnomon.engine.process import engine_main
 module, name = start["build"].split(":")
 build = getattr(import_module(module), name)
 config = EngineConfig(**start["config"])
+build = partial(build, default_vocab_size=start["default_vocab_size"])
 sys.exit(engine_main(config, tuple(start["endpoints"]), start["parent_pipe"], build))
 """
 DEFAULT_BUILD = "gnomon.engine.core:build_core"
@@ -53,16 +55,21 @@ class EngineProcess:
         self,
         config: EngineConfig,
         progress: Callable[[str, int, int], None] | None = None,
+        *,
         build: str = DEFAULT_BUILD,
+        default_vocab_size: int | None = None,
     ) -> None:
-        """Start and wait until it is ready. `build`: "module:function" that makes the core."""
+        """Start and wait until it is ready. `build`: "module:function" that makes the core.
+
+        `default_vocab_size`: of a random model that names none (the tokenizer's).
+        """
         self._folder = Path(tempfile.mkdtemp(prefix="gnomon-"))  # mkdtemp makes it 0700
         self._context = zmq.Context()
         self._is_closed = False
         try:
             self.commands = self._bound(zmq.PUSH, "c")
             self.events = self._bound(zmq.PULL, "e")
-            self._spawn(config, build)
+            self._spawn(config, build, default_vocab_size)
             self.info = self._wait_until_ready(progress or (lambda *_: None))
         except BaseException:  # KeyboardInterrupt too: never leave a process behind
             self.close()
@@ -79,13 +86,14 @@ class EngineProcess:
     def _endpoint(self, name: str) -> str:
         return f"ipc://{self._folder / name}"
 
-    def _spawn(self, config: EngineConfig, build: str) -> None:
+    def _spawn(self, config: EngineConfig, build: str, vocab_size: int | None) -> None:
         self.death_fd, death_writer = os.pipe()
         parent_reader, self._parent_writer = os.pipe()
         start = {
             "path": sys.path,
             "build": build,
             "config": asdict(config),
+            "default_vocab_size": vocab_size,
             "endpoints": [self._endpoint("c"), self._endpoint("e")],
             "parent_pipe": parent_reader,
         }

@@ -45,7 +45,7 @@ class Core(Protocol):
     @property
     def has_work(self) -> bool: ...
 
-    def add(self, request: EngineRequest) -> None: ...
+    def add(self, requests: Sequence[EngineRequest]) -> None: ...
 
     def abort(self, request_ids: Sequence[str]) -> list[OutputDelta]: ...
 
@@ -122,8 +122,7 @@ class EngineLoop:
 
     def _obey(self, command: wire.Command) -> None:
         if isinstance(command, wire.AddRequests):
-            for request in command.requests:
-                self._add(request)
+            self._add(command.requests)
         elif isinstance(command, wire.AbortRequests):
             self._report(self._core.abort(command.request_ids))
         elif isinstance(command, wire.Drain):
@@ -131,13 +130,14 @@ class EngineLoop:
         else:
             self._core.reset_prefix_cache()
 
-    def _add(self, request: EngineRequest) -> None:
+    def _add(self, requests: Sequence[EngineRequest]) -> None:
         try:
             if self._deadline is not None:
                 raise EngineDeadError("the engine is going down and takes no new requests")
-            self._core.add(request)
+            self._core.add(requests)
         except GnomonError as error:
-            self._send(wire.refusal(request.request_id, error))
+            for request in requests:
+                self._send(wire.refusal(request.request_id, error))
 
 
 def engine_main(

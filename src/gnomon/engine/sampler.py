@@ -66,6 +66,8 @@ class Sampler:
 
     def sample(self, logits: Tensor, rows: Sequence[SampleRow]) -> SampledRows:
         """Sample one token per row of logits [M, V]; counts are updated, `logits` is not."""
+        if not rows:
+            return SampledRows((), (), ())
         states = [self._state(row.request) for row in rows]
         positions = [row.position for row in rows]
         edits = [

@@ -1,0 +1,235 @@
+"""Turn an EngineConfig into numbers: what was given, what the model says, what the machine holds.
+
+In:  EngineConfig (flags), ModelConfig (config.json), Machine (device and memory).
+Out: ResolvedConfig: every field with a value, where the value came from and why, the cache's
+     layouts and pages. ConfigError before any weight is read if the wishes do not fit.
+Pages come out of a byte budget: never more than all seats of full length need, never so few that
+one request of full length does not fit; an unstated max_model_len yields to the budget.
+Not here: loading, allocation (assembly.py), checks of single fields (flags.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+
+from gnomon.attention.layouts import IndexKeyDims, KVLayout, LatentDims, choose_layout
+from gnomon.attention.layouts.plain import PlainLayout
+from gnomon.cache.budget import pages_for_budget
+from gnomon.cache.free_memory import free_memory_bytes
+from gnomon.cache.schema import CacheSchema
+from gnomon.engine.config import EngineConfig, parse_bytes
+from gnomon.errors import ConfigError
+from gnomon.models.config import ModelConfig
+from gnomon.models.registry import cache_schema
+
+GIB = 2**30
+MAX_DEFAULT_CACHE_BYTES = 4 * GIB  # on a CPU: a laptop's memory belongs to others too
+CACHE_SHARE = 0.5  # of the memory that is free, where nothing is stated
+UNKNOWN_FREE_BYTES = 4 * GIB  # where the system does not tell
+DEFAULT_UTILIZATION = 0.9  # of a GPU's memory
+DEFAULT_NUM_SEQS = 256
+DEFAULT_NUM_TOKENS = 2048
+GROUP = "tokens"
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The device that will run the model: "cpu" or "cuda", its memory in bytes."""
+
+    device: str
+    free_bytes: int
+    total_bytes: int = 0  # of a GPU
+
+
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """The value of one field, its source ("flag", "default", "model", "machine") and the reason."""
+
+    value: Any
+    source: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedConfig:
+    """All that the assembly of an engine needs to know (module docstring)."""
+
+    given: EngineConfig
+    fields: Mapping[str, Resolution]
+    dtype: torch.dtype
+    device: torch.device
+    latent_layout: KVLayout
+    index_layout: KVLayout
+    schema: CacheSchema
+    num_pages: Mapping[str, int]  # by cache group, the null page included
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+    def table(self) -> dict[str, tuple[Any, str, str]]:
+        """Name -> (value, source, reason), in the order of the fields."""
+        return {name: (r.value, r.source, r.reason) for name, r in self.fields.items()}
+
+
+def probe_machine(device: str) -> Machine:
+    """The machine for a device flag ("auto", "cpu", "cuda")."""
+    has_cuda = torch.cuda.is_available() if device != "cpu" else False
+    if device == "cuda" and not has_cuda:
+        raise ConfigError(
+            "device is 'cuda', but torch finds no CUDA device; use cpu, or a CUDA build of torch "
+            "on a machine with a GPU"
+        )
+    if has_cuda:
+        free, total = torch.cuda.mem_get_info()
+        return Machine("cuda", free, total)
+    known = free_memory_bytes("cpu")
+    return Machine("cpu", UNKNOWN_FREE_BYTES if known is None else known)
+
+
+def resolve(
+    config: EngineConfig, model: ModelConfig, machine: Machine, weight_bytes: int = 0
+) -> ResolvedConfig:
+    """All values. `weight_bytes`: what the weights will take, for the default cache budget."""
+    found = _Findings(config)
+    dtype = _dtype(found, model)
+    found.note("device", machine.device, "machine", "a GPU if there is one")
+    num_seqs, num_tokens = _step_limits(found)
+    latent, index = _layouts(found, model, dtype)
+    schema = cache_schema(model, config.block_size, latent, index)
+    num_pages, max_model_len = _cache_size(found, model, machine, schema, weight_bytes)
+    found.note("max_prefill_chunk", num_tokens, "default", "as many as a step holds")
+    found.note("kv_layout", latent.id, "model", f"plain numbers in {dtype}")
+    for entry in fields(config):
+        value = getattr(config, entry.name)
+        is_given = entry.name in config.given()
+        found.note(entry.name, value, "flag" if is_given else "default")
+    return ResolvedConfig(
+        given=config,
+        fields={entry.name: found.fields[entry.name] for entry in fields(config)},
+        dtype=dtype,
+        device=torch.device(machine.device),
+        latent_layout=latent,
+        index_layout=index,
+        schema=schema,
+        num_pages=num_pages,
+        max_model_len=max_model_len,
+        max_num_seqs=num_seqs,
+        max_num_batched_tokens=num_tokens,
+    )
+
+
+class _Findings:
+    """Resolutions so far; a field that was given, or noted before, keeps its value."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+        self.fields: dict[str, Resolution] = {
+            name: Resolution(value, "flag")
+            for name, value in config.given().items()
+            if value not in (None, "auto")
+        }
+
+    def value(self, name: str) -> Any:
+        """The value that a field has by now."""
+        return self.fields[name].value
+
+    def note(self, name: str, value: Any, source: str, reason: str = "") -> Any:
+        """Set a field unless it has a value; the value it has then."""
+        return self.fields.setdefault(name, Resolution(value, source, reason)).value
+
+
+def _dtype(found: _Findings, model: ModelConfig) -> torch.dtype:
+    name = str(model.torch_dtype).removeprefix("torch.")
+    chosen = found.note("dtype", name, "model", "what its config.json says")
+    dtype = getattr(torch, chosen)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
+def _step_limits(found: _Findings) -> tuple[int, int]:
+    """(max_num_seqs, max_num_batched_tokens): a step has to hold a row of every running request."""
+    seqs, tokens = found.config.max_num_seqs, found.config.max_num_batched_tokens
+    if seqs is not None and tokens is not None and tokens < seqs:
+        raise ConfigError(
+            f"max_num_batched_tokens is {tokens} and max_num_seqs is {seqs}: a step could not "
+            "hold one token of each running request. Raise the former or lower the latter."
+        )
+    default_tokens = max(DEFAULT_NUM_TOKENS, seqs or 0)
+    num_tokens = found.note("max_num_batched_tokens", default_tokens, "default")
+    reason = "no more than max_num_batched_tokens" if num_tokens < DEFAULT_NUM_SEQS else ""
+    return found.note(
+        "max_num_seqs", min(DEFAULT_NUM_SEQS, num_tokens), "default", reason
+    ), num_tokens
+
+
+def _layouts(found: _Findings, model: ModelConfig, dtype: torch.dtype) -> tuple[KVLayout, KVLayout]:
+    """Layouts of latents and of index keys; the latter follow the former's kind."""
+    latent_dims = LatentDims(model.kv_lora_rank, model.qk_rope_head_dim)
+    latent = choose_layout(found.config.kv_layout, latent_dims, dtype)
+    kind = "fp8"
+    if isinstance(latent, PlainLayout):
+        kind = str(latent.stored_dtype).removeprefix("torch.")
+    return latent, choose_layout(kind, IndexKeyDims(model.index_head_dim), dtype)
+
+
+def _cache_size(
+    found: _Findings,
+    model: ModelConfig,
+    machine: Machine,
+    schema: CacheSchema,
+    weight_bytes: int,
+) -> tuple[dict[str, int], int]:
+    """(pages by group, the null pages included; max_model_len)."""
+    config, limit = found.config, model.max_position_embeddings
+    longest = config.max_model_len or limit
+    if longest > limit:
+        raise ConfigError(
+            f"max_model_len is {longest}, but the model has max_position_embeddings = {limit}. "
+            "Lower the former, or raise the latter by hf_overrides if the model can."
+        )
+    budget, source, reason = _budget(config, machine, weight_bytes)
+    seats, step = found.value("max_num_seqs"), found.value("max_num_batched_tokens")
+    if config.num_kv_pages is not None:
+        budget, reason = config.num_kv_pages * schema.bytes_per_page(GROUP), "num_kv_pages"
+    pages = pages_for_budget(schema, budget, max_num_requests=seats, num_step_tokens=step)
+    size = schema.group(GROUP).tokens_per_page
+    capacity = (pages[GROUP] - 1) * size
+    if config.max_model_len is not None and capacity < longest:
+        raise ConfigError(
+            f"one request of max_model_len = {longest} tokens needs {-(-longest // size) + 1} "
+            f"cache pages of {size} tokens, the null page included, but there are {pages[GROUP]} "
+            f"({reason}). Lower max_model_len, or raise kv_cache_memory or num_kv_pages."
+        )
+    held = min(longest, capacity)
+    why = "max_position_embeddings" if held == limit else f"what the cache holds: {reason}"
+    found.note("max_model_len", held, "model" if held == limit else source, why)
+    enough = seats * -(-held // size) + 1
+    why = "all seats at full length" if enough < pages[GROUP] else reason
+    pages[GROUP] = min(pages[GROUP], enough) if config.num_kv_pages is None else pages[GROUP]
+    num_bytes = sum(schema.bytes_per_page(name) * count for name, count in pages.items())
+    found.note("num_kv_pages", pages[GROUP], source, why)
+    found.note("kv_cache_memory", str(num_bytes), source, why)
+    return pages, held
+
+
+def _budget(config: EngineConfig, machine: Machine, weight_bytes: int) -> tuple[int, str, str]:
+    """(bytes for the cache, source, reason)."""
+    share = config.gpu_memory_utilization
+    if share is not None and machine.device == "cpu":
+        raise ConfigError(
+            'gpu_memory_utilization is for CUDA; on a CPU set kv_cache_memory, as "4GiB".'
+        )
+    if config.kv_cache_memory is not None:
+        return parse_bytes(config.kv_cache_memory), "flag", "kv_cache_memory"
+    if machine.device == "cuda":
+        used = machine.total_bytes - machine.free_bytes
+        wished = int(machine.total_bytes * (share or DEFAULT_UTILIZATION))
+        left = wished - used - weight_bytes - GIB  # activations, fragments
+        return left, "machine", f"{left / GIB:.1f} GiB of GPU memory beside the weights"
+    left = max(0, machine.free_bytes - weight_bytes)
+    budget = min(MAX_DEFAULT_CACHE_BYTES, int(CACHE_SHARE * left))
+    return budget, "machine", f"a default budget of {budget / GIB:.1f} GiB on this machine"

@@ -1,0 +1,131 @@
+"""Batch to logits: one forward pass over the cache, and the logits of the rows that need them.
+
+In:  a Batch (batch.py).
+Out: StepOutput on the device: float32 logits [M, V] of the rows that sample, and which requests
+     have a row whose index scores held NaN.
+The head runs on rows padded to a multiple of `row_multiple`, for the same reason as the batch.
+Listeners: a SelectionTap sees the discrete choices of the layers, a LogitsTap the logits.
+Not here: sampling (sampler.py), CUDA graphs (a later provider of `run`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from gnomon.attention.geometry import RowTensor
+from gnomon.attention.layouts.base import PagedPool
+from gnomon.attention.ops.operators import Operators
+from gnomon.attention.step import AttentionStep
+from gnomon.attention.taps import SelectionTap
+from gnomon.engine.batch import Batch
+from gnomon.engine.messages import TokenLogprobs
+from gnomon.engine.sampling_logprobs import token_logprobs
+from gnomon.models.sparse_mla_model import SparseMlaModel
+
+PROMPT_SLICE = 128
+"""Rows whose logits exist at once when a prompt is scored: [128, V] and not [prompt, V]."""
+
+
+class LogitsTap(Protocol):
+    """Sees logits as the model made them: of every row, or of the sampled ones only."""
+
+    wants_every_row: bool
+
+    def logits(self, request_ids: Sequence[str], positions: Sequence[int], logits: Tensor) -> None:
+        """logits[i] belongs to the row of request_ids[i] at positions[i]; keep a copy, if any."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taps:
+    """Who listens to a step."""
+
+    selection: SelectionTap | None = None
+    logits: LogitsTap | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RunOutput:
+    """What a step computed."""
+
+    logits: Tensor  # [M, V] float32, M = len(batch.samples)
+    nan_requests: frozenset[str]  # ids of requests with a row whose index scores held NaN
+    prompt_logprobs: Mapping[str, list[TokenLogprobs]]  # of this step's prompt_rows
+
+
+class Runner:
+    """The model with its cache and operators; stateless but for the cache's contents."""
+
+    def __init__(
+        self,
+        model: SparseMlaModel,
+        pools: Mapping[str, PagedPool],
+        ops: Operators,
+        row_multiple: int = 16,
+    ) -> None:
+        self._model = model
+        self._pools = pools
+        self._ops = ops
+        self._row_multiple = row_multiple
+
+    @torch.inference_mode()
+    def run(self, batch: Batch, taps: Taps | None = None) -> RunOutput:
+        """Run one step. The cache holds the step's tokens afterwards."""
+        taps = taps or Taps()
+        if taps.selection is not None:
+            taps.selection.begin_step(batch.geometry.rows, batch.request_ids)
+        step = AttentionStep(batch.geometry, batch.plan, self._pools, self._ops, taps.selection)
+        output = self._model.forward(batch.token_ids, step)
+        hidden = output.hidden.data
+        logits = self._logits(hidden.index_select(0, batch.logit_rows))
+        if taps.logits is not None:
+            self._tell(taps.logits, batch, hidden, logits)
+        return RunOutput(
+            logits=logits,
+            nan_requests=_requests_with(output.nan_rows, batch.request_ids),
+            prompt_logprobs=self._score_prompts(batch, hidden),
+        )
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """Logits [M, V] of hidden [M, D], computed on a padded number of rows."""
+        num_rows = hidden.shape[0]
+        missing = -num_rows % self._row_multiple
+        if missing:
+            hidden = torch.cat([hidden, hidden.new_zeros(missing, hidden.shape[1])])
+        return self._model.logits(hidden)[:num_rows].float()
+
+    def _tell(self, tap: LogitsTap, batch: Batch, hidden: Tensor, sampled: Tensor) -> None:
+        if tap.wants_every_row:
+            request, position = batch.geometry.rows.host_rows()
+            rows = batch.geometry.rows.host_live_rows()
+            names = [batch.request_ids[request[row]] for row in rows]
+            tap.logits(names, position[rows].tolist(), self._logits(hidden[torch.from_numpy(rows)]))
+        else:
+            names = [row.request.request_id for row in batch.samples]
+            tap.logits(names, [row.position - 1 for row in batch.samples], sampled)
+
+    def _score_prompts(self, batch: Batch, hidden: Tensor) -> dict[str, list[TokenLogprobs]]:
+        scored: dict[str, list[TokenLogprobs]] = {}
+        for part in batch.prompt_rows:
+            num_top = part.request.params.prompt_logprobs or 0
+            ids = torch.tensor(part.next_ids, dtype=torch.int64, device=hidden.device)
+            found = scored[part.request.request_id] = []
+            for start in range(0, len(part.rows), PROMPT_SLICE):
+                rows = part.rows[start : start + PROMPT_SLICE]
+                logits = self._logits(hidden[rows.start : rows.stop])
+                chosen = ids[start : start + len(rows)]
+                found += token_logprobs(logits, chosen, [num_top] * len(rows))
+        return scored
+
+
+def _requests_with(marked: RowTensor, request_ids: Sequence[str]) -> frozenset[str]:
+    """Ids of the requests that have a marked live row; one look at the device."""
+    if not bool(marked.data.any()):
+        return frozenset()
+    request, _ = marked.axis.host_rows()
+    rows = marked.data.cpu().numpy() & (request >= 0)
+    return frozenset(request_ids[index] for index in request[rows])
