@@ -19,12 +19,12 @@ from pathlib import Path
 
 import torch
 
-from gnomon.errors import ConfigError
 from gnomon.models.config import Family, ModelConfig
 from gnomon.models.config_agreement import check_agreement, read_quantization
-from gnomon.models.config_fields import Fields, nearest_name, read_json_object
+from gnomon.models.config_fields import Fields, read_json_object
 from gnomon.models.config_layers import check_layer_types, read_indexer_types, read_mlp_types
-from gnomon.models.config_names import CHECKED, HONOURED, refuse_unknown_fields
+from gnomon.models.config_names import refuse_unknown_fields
+from gnomon.models.config_overrides import apply_override
 from gnomon.models.config_rope import read_rope
 
 ARCHITECTURES = {
@@ -68,7 +68,7 @@ def read_config(
         path = Path(source) / "config.json"
         values, name = read_json_object(path, NEEDS_FILES), str(path)
     for key, value in (overrides or {}).items():
-        _override(values, key, value)
+        apply_override(values, key, value)
     fields = Fields(values, name)
     family = _read_family(fields)
     refuse_unknown_fields(fields)
@@ -76,19 +76,6 @@ def read_config(
     config = _assemble(fields, family)
     check_agreement(fields, config)
     return config
-
-
-def _override(values: dict[str, object], key: str, value: object) -> None:
-    """Put one override in place; an object is merged into the one that is there."""
-    outer, _, inner = key.partition(".")
-    known = (*HONOURED, *CHECKED)
-    if outer not in known:
-        raise ConfigError(f"Override '{key}' is no field of a model. {nearest_name(outer, known)}")
-    if inner:
-        value = {inner: value}
-    there = values.get(outer)
-    is_merged = isinstance(there, Mapping) and isinstance(value, Mapping)
-    values[outer] = {**there, **value} if is_merged else value
 
 
 def _read_family(fields: Fields) -> Family:

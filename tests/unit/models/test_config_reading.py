@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gnomon.errors import ConfigError
-from gnomon.models.config import BlockFp8, Family
+from gnomon.models.config import BlockFp8, Family, RopeConfig
 from gnomon.models.config_reading import read_config
 from gnomon.models.config_writing import config_to_json
 from gnomon.models.tiny_shapes import tiny_shape
@@ -274,6 +274,32 @@ def test_object_overrides_merge() -> None:
     assert config.rope.yarn is not None
     assert config.rope.yarn.factor == 8.0
     assert config.rope.yarn.original_max_position_embeddings == 64
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"rope_theta": 5e5},
+        {"rope_parameters.rope_theta": 5e5},
+        {"rope_scaling": {"rope_theta": 5e5}},
+    ],
+)
+@pytest.mark.parametrize("published", [DEEPSEEK_V32, GLM_5_2])
+def test_an_override_wins_over_every_spelling(
+    published: dict[str, object], overrides: dict[str, object]
+) -> None:
+    before = read_config(published).rope
+    assert read_config(published, overrides).rope == RopeConfig(5e5, before.yarn)
+    for name in ("dtype", "torch_dtype"):
+        assert read_config(published, {name: "float16"}).torch_dtype is torch.float16
+    for name in ("n_routed_experts", "num_experts", "num_local_experts"):
+        assert read_config(published, {name: 64}).n_routed_experts == 64
+
+
+def test_rope_type_override_wins_over_the_old_spelling() -> None:
+    glm = GLM_5_2 | {"rope_parameters": {"rope_theta": 8e6, "type": "default"}}
+    yarn = {"rope_type": "yarn", "factor": 4, "original_max_position_embeddings": 4096}
+    assert read_config(glm, {"rope_parameters": yarn}).rope.yarn is not None
 
 
 def test_misspelt_override_names_the_nearest_field() -> None:
