@@ -175,10 +175,9 @@ def _require_counts(geometry: Geometry, counts: tuple[int, ...]) -> None:
 
 def _keep_rows(axis: RowAxis, settled: RequestAxis) -> RowAxis:
     """Rows at or past their request's new kv_len become padding."""
-    if settled.num_requests == 0:
-        return axis
-    is_kept = axis.position < settled.kv_len[axis.request.clamp_min(0).long()]
-    is_kept &= axis.request >= 0
+    is_kept = axis.is_live()
+    if settled.num_requests:
+        is_kept &= axis.position < settled.kv_len[axis.request.clamp_min(0).long()]
     spans = axis.spans
     if settled.host.is_exact:
         trimmed = []

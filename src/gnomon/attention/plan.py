@@ -129,11 +129,10 @@ def plan_step(
     policy: RoutePolicy | None = None,
     group: str = "tokens",
 ) -> StepPlan:
-    """Plan one step; pure, and free of device syncs.
+    """Plan one step; pure, no device syncs.
 
-    Raises GeometryError if a route hangs on an inexact length, if ``sync`` asks for a bucket that
-    the rows were not padded to, or if chunks are needed and ``group`` has no page table;
-    ConfigError if one row and one key alone pass the budget.
+    Raises GeometryError if a route hangs on an inexact length, if the rows were not padded to the
+    bucket of ``sync``, or if ``group`` lacks its page table; ConfigError if the budget is too low.
     """
     capabilities, budget = capabilities or Capabilities(), budget or Budget()
     policy, axis = policy or RoutePolicy(), geometry.rows
@@ -148,15 +147,14 @@ def plan_step(
     sparse, dense = _subsets(axis, routes)
     longest = 0 if sparse is None else _longest(sparse.axis)
     page_size = geometry.tables[group].page_size if group in geometry.tables else None
-    scores: tuple[ScoreChunk, ...] = ()
-    context: tuple[ContextChunk, ...] = ()
+    scores, context = tuple[ScoreChunk, ...](), tuple[ContextChunk, ...]()
     if sparse is not None and 0 < dims.index_topk < longest:
         scores = plan_scores(sparse.axis, dims, capabilities, budget, _found(page_size, group))
     if dense is not None:
         context = plan_context(dense.axis, dims, capabilities, budget, _found(page_size, group))
     scratch = [score_bytes(chunk, dims, capabilities) for chunk in scores]
     scratch += [context_bytes(chunk, dims, capabilities) for chunk in context]
-    width = min(longest, dims.index_topk) if dims.index_topk else longest
+    width = min(longest, dims.index_topk or longest)
     all_decode = (sync or sync_needs(geometry, policy)).all_decode
     return StepPlan(
         axis=axis,
