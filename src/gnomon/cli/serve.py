@@ -1,0 +1,77 @@
+"""`gnomon serve`: answer OpenAI clients over HTTP.
+
+In:  a model and flags.   Out: a server, until a signal ends it; then exit code 0.
+The address is taken first, then the model loads, then connections are accepted.
+Not here: the app (server/app.py), the flags (EngineConfig, ServerSettings).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+
+import typer
+
+from gnomon.cli.flags import ModelArgument, with_flags, with_model
+from gnomon.engine.config import EngineConfig
+from gnomon.server.settings import ServerSettings
+
+API_KEY_VARIABLE = "GNOMON_API_KEY"
+
+EXAMPLES = """\b
+Examples:
+  gnomon serve                             the small built-in model
+  gnomon serve /models/GLM-5 --port 9000   a folder in Hugging Face layout
+  gnomon serve random:glm_moe_dsa,layers=4,seed=1
+  gnomon serve --max-model-len 2048 --kv-cache-memory 512MiB --api-key secret
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("serve", epilog=EXAMPLES)(
+        with_flags(config=EngineConfig, settings=ServerSettings)(serve)
+    )
+
+
+def serve(
+    model_argument: ModelArgument = None,
+    *,
+    config: EngineConfig,
+    settings: ServerSettings,
+) -> None:
+    """Answer OpenAI clients over HTTP."""
+    from gnomon.server.serving import bind
+
+    logging.basicConfig(
+        level=settings.log_level.upper(),
+        format="%(asctime)s %(levelname)s %(name)s %(message)s",
+    )
+    config = with_model(config, model_argument)
+    if settings.api_key is None and os.environ.get(API_KEY_VARIABLE):
+        settings = ServerSettings.of(
+            **{**settings.given(), "api_key": os.environ[API_KEY_VARIABLE]}
+        )
+    with bind(settings) as sock:
+        asyncio.run(_serve(config, settings, sock))
+
+
+async def _serve(config: EngineConfig, settings: ServerSettings, sock: socket.socket) -> None:
+    from gnomon.cli.progress import LoadingDisplay
+    from gnomon.frontend.async_llm import AsyncLLM
+    from gnomon.server.serving import serve as serve_engine
+    from gnomon.server.serving import url_of
+
+    label = config.model or "the built-in model"
+    with LoadingDisplay(label) as display:
+        llm = await asyncio.to_thread(AsyncLLM, config, display.report)
+    async with llm:
+        name = config.served_model_name or llm.info.model_label
+        url = url_of(sock)
+
+        def announce() -> None:
+            print(f"serving {name} at {url}/v1 (Ctrl-C stops)", flush=True)
+
+        await serve_engine(llm, settings, sock, announce)

@@ -1,0 +1,213 @@
+"""/v1/chat/completions: a conversation in, the assistant's turn out, whole or as it comes.
+
+In:  ChatRequest.
+Out: a Response: ChatAnswer as JSON, or ChatChunks as events. Both are made from the same deltas, so
+     the streamed text is the whole text.
+The text of each choice goes through the OutputParser of the model's chat format, which tells
+thoughts from the answer (today's parsers call everything the answer).
+Not here: the rendering (prompts.py), sampling parameters (sampling.py), the SSE lines (stream.py).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+from fastapi import Request, Response
+from msgspec import UNSET, UnsetType
+
+from gnomon.engine.messages import TokenLogprobs
+from gnomon.errors import GnomonError, RequestError
+from gnomon.frontend.outputs import Delta
+from gnomon.server.answer_types import (
+    ChatAnswer,
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatDelta,
+    ChatMessageAnswer,
+)
+from gnomon.server.body import read_model
+from gnomon.server.generation import Generation, Job
+from gnomon.server.logprobs import chat_logprobs, prompt_logprobs
+from gnomon.server.prompts import PreparedPrompt, conversation_prompt
+from gnomon.server.request_types import ChatRequest
+from gnomon.server.respond import respond, started
+from gnomon.server.sampling import resolve_max_tokens, sampling_params
+from gnomon.server.state import ServerState, request_id_of, state_of
+from gnomon.server.streaming_options import UsageReport, usage_report
+from gnomon.text.parsing.base import ContentDelta, Event, OutputParser, ReasoningDelta
+
+
+async def chat_completions(request: Request) -> Response:
+    """Continue a conversation."""
+    state = state_of(request)
+    body = await read_model(request, ChatRequest, state.settings.max_body_bytes)
+    report = usage_report(body)
+    job = await chat_job(state, body, request_id_of(request))
+    generation = await started(state, job)
+    writer = _ChatWriter(state, body, generation, report)
+    return await respond(request, state, generation, writer, streams=bool(body.stream))
+
+
+async def chat_job(state: ServerState, body: ChatRequest, request_id: str) -> Job:
+    """Check a chat request as far as can be without running it."""
+    state.check(body)
+    if body.top_logprobs and not body.logprobs:
+        raise RequestError(
+            "top_logprobs is given but logprobs is not true; send both",
+            param="top_logprobs",
+            code="invalid_value",
+        )
+    prompt = await conversation_prompt(state.engine, body, effort=body.reasoning_effort)
+    info = state.engine.info
+    max_tokens = resolve_max_tokens(body, len(prompt.token_ids), info.max_model_len, None)
+    params = sampling_params(
+        body,
+        info.generation_defaults,
+        max_tokens=max_tokens,
+        num_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+    )
+    return Job(
+        answer_id=f"chatcmpl-{body.request_id or request_id}",
+        engine_id=state.engine_id(),
+        prompts=[prompt],
+        params=[params],
+        priority=body.priority or 0,
+        cache_salt=body.cache_salt or "",
+        user=body.user,
+    )
+
+
+@dataclass(slots=True)
+class _Choice:
+    """One choice as far as it has come."""
+
+    parser: OutputParser
+    has_begun: bool = False
+    content: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    last: Delta | None = None
+
+    def parse(self, delta: Delta) -> tuple[str, str]:
+        """The answer's text and the thoughts' that a delta brings."""
+        events: Iterable[Event] = self.parser.feed(delta.text, delta.token_ids)
+        if delta.finish_reason is not None:
+            events = [*events, *self.parser.finish()]
+        content = reasoning = ""
+        for event in events:
+            if isinstance(event, ContentDelta):
+                content += event.text
+            elif isinstance(event, ReasoningDelta):
+                reasoning += event.text
+            else:
+                raise GnomonError(f"{type(event).__name__} cannot be answered by this server")
+        return content, reasoning
+
+
+class _ChatWriter:
+    """Makes the answer of one request, by either way."""
+
+    def __init__(
+        self, state: ServerState, body: ChatRequest, generation: Generation, report: UsageReport
+    ) -> None:
+        self._body = body
+        self._generation = generation
+        self._report = report
+        self._tokenizer = state.engine.language.tokenizer
+        self._model = state.model_name
+        self._created = int(time.time())
+        self._prompt: PreparedPrompt = generation.job.prompts[0]
+        self._choices = [
+            _Choice(
+                state.engine.language.chat.parser(
+                    starts_in_reasoning=self._prompt.starts_in_reasoning, tools=self._prompt.tools
+                )
+            )
+            for _ in range(generation.job.params[0].n)
+        ]
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """The bodies of the events; the last one of a choice has its finish_reason."""
+        encode = msgspec.json.Encoder().encode
+        sends_ids = bool(self._body.return_token_ids)
+        prompt_ids = self._prompt.token_ids if sends_ids else UNSET
+        async for _, delta in self._generation.deltas():
+            choice = self._chunk_choice(self._choices[delta.index], delta, sends_ids)
+            chunk = ChatChunk(
+                id=self._generation.job.answer_id,
+                created=self._created,
+                model=self._model,
+                choices=[choice],
+                usage=self._report.so_far(self._generation),
+                prompt_token_ids=prompt_ids,
+            )
+            prompt_ids = UNSET
+            yield encode(chunk)
+        if self._report.at_end:
+            yield encode(
+                ChatChunk(
+                    id=self._generation.job.answer_id,
+                    created=self._created,
+                    model=self._model,
+                    choices=[],
+                    usage=self._generation.usage(),
+                )
+            )
+
+    async def answer(self) -> ChatAnswer:
+        """The whole answer, when it is complete."""
+        prompt_scores = None
+        async for _, delta in self._generation.deltas():
+            choice = self._choices[delta.index]
+            content, reasoning = choice.parse(delta)
+            choice.content.append(content)
+            choice.reasoning.append(reasoning)
+            choice.token_ids.extend(delta.token_ids)
+            choice.logprobs.extend(delta.logprobs or ())
+            choice.last = delta
+            if delta.index == 0 and delta.prompt_logprobs is not None:
+                prompt_scores = prompt_logprobs(delta.prompt_logprobs, self._tokenizer)
+        sends_ids = bool(self._body.return_token_ids)
+        return ChatAnswer(
+            id=self._generation.job.answer_id,
+            created=self._created,
+            model=self._model,
+            choices=[self._whole(index, one) for index, one in enumerate(self._choices)],
+            usage=self._generation.usage(),
+            prompt_token_ids=self._prompt.token_ids if sends_ids else UNSET,
+            prompt_logprobs=UNSET if prompt_scores is None else prompt_scores,
+        )
+
+    def _chunk_choice(self, choice: _Choice, delta: Delta, sends_ids: bool) -> ChatChunkChoice:
+        content, reasoning = choice.parse(delta)
+        role: Literal["assistant"] | UnsetType = UNSET if choice.has_begun else "assistant"
+        choice.has_begun = True
+        scores = delta.logprobs if self._body.logprobs else None
+        return ChatChunkChoice(
+            delta.index,
+            ChatDelta(role, content, reasoning or UNSET),
+            None if scores is None else chat_logprobs(scores, self._tokenizer),
+            delta.finish_reason,
+            UNSET if delta.finish_reason is None else delta.stop_reason,
+            list(delta.token_ids) if sends_ids else UNSET,
+        )
+
+    def _whole(self, index: int, choice: _Choice) -> ChatChoice:
+        if choice.last is None or choice.last.finish_reason is None:
+            raise GnomonError(f"choice {index} ended without a reason")
+        return ChatChoice(
+            index,
+            ChatMessageAnswer(
+                "assistant", "".join(choice.content), "".join(choice.reasoning) or UNSET
+            ),
+            chat_logprobs(choice.logprobs, self._tokenizer) if self._body.logprobs else None,
+            choice.last.finish_reason,
+            choice.last.stop_reason,
+            choice.token_ids if self._body.return_token_ids else UNSET,
+        )

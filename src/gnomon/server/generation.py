@@ -1,0 +1,207 @@
+"""One client request while the engine works on it: all its prompts and choices, one stream.
+
+In:  `Job`: prompts as token ids with their SamplingParams.
+Out: (place of the prompt, Delta) pairs as they come; the usage so far; at the end the metrics and
+     one line in the log. Prompts are logged only if the server was told so.
+Closing it early, as when the client leaves, aborts what still runs.
+Errors: what the engine says against the request comes out of `start`, before any output; a choice
+that fails later raises GnomonError out of `deltas`, the engine's death EngineDeadError.
+Not here: the shape of answers (chat.py, completions.py), HTTP (stream.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+
+from gnomon.engine.sampling_params import SamplingParams
+from gnomon.errors import GnomonError
+from gnomon.frontend.outputs import Delta
+from gnomon.server.answer_types import PromptTokensDetails, Usage
+from gnomon.server.engine_port import DeltaStream, EnginePort
+from gnomon.server.metrics import ServerMetrics
+from gnomon.server.prompts import PreparedPrompt
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What a client asked for. `params` has one entry per prompt; `engine_id` is unique alive."""
+
+    answer_id: str
+    engine_id: str
+    prompts: Sequence[PreparedPrompt]
+    params: Sequence[SamplingParams]
+    priority: int = 0
+    cache_salt: str = ""
+    user: str | None = None
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Over all prompts; a prompt counts once, however many choices it has."""
+        return sum(len(prompt.token_ids) for prompt in self.prompts)
+
+
+class Generation:
+    """A running job. Use: `start`, iterate `deltas`, always `close`."""
+
+    def __init__(
+        self, engine: EnginePort, metrics: ServerMetrics, job: Job, *, logs_prompt: bool = False
+    ) -> None:
+        self.job = job
+        self._engine = engine
+        self._metrics = metrics
+        self._logs_prompt = logs_prompt
+        self._streams: list[DeltaStream] = []
+        self._num_cached = [0] * len(job.prompts)
+        self._num_generated = 0
+        self._began = time.monotonic()
+        self._first_s: float | None = None
+        self._last: dict[tuple[int, int], float] = {}
+        self._reasons: list[str] = []
+        self._is_closed = False
+
+    async def start(self) -> None:
+        """Hand every prompt to the engine, or none: the error of one takes back the others."""
+        job = self.job
+        if self._logs_prompt:
+            for prompt, params in zip(job.prompts, job.params, strict=True):
+                shown = prompt.token_ids if prompt.text is None else prompt.text
+                logger.info("%s prompt=%r %s", job.answer_id, shown, params)
+        try:
+            for place, prompt in enumerate(job.prompts):
+                stream = await self._engine.start(
+                    prompt.token_ids,
+                    job.params[place],
+                    request_id=f"{job.engine_id}-{place}",
+                    priority=job.priority,
+                    cache_salt=job.cache_salt,
+                )
+                self._streams.append(stream)
+        except BaseException:
+            self._is_closed = True
+            await self._release()
+            raise
+
+    async def deltas(self) -> AsyncIterator[tuple[int, Delta]]:
+        """All output, in the order of arrival."""
+        if len(self._streams) == 1:
+            async for delta in self._streams[0]:
+                self._note(0, delta)
+                yield 0, delta
+            return
+        async for place, delta in _merged(self._streams):
+            self._note(place, delta)
+            yield place, delta
+
+    def usage(self) -> Usage:
+        """Tokens so far."""
+        num_prompt = self.job.num_prompt_tokens
+        num_cached = sum(self._num_cached)
+        return Usage(
+            num_prompt,
+            self._num_generated,
+            num_prompt + self._num_generated,
+            PromptTokensDetails(num_cached),
+            num_cached,
+            num_prompt - num_cached,
+        )
+
+    async def close(self) -> None:
+        """Abort what still runs, then write the log line and the metrics. Safe to call again."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        await self._release()
+        num_choices = sum(params.n for params in self.job.params)
+        for _ in range(num_choices - len(self._reasons)):
+            self._finish("abort")
+        self._report(time.monotonic() - self._began)
+
+    async def _release(self) -> None:
+        for stream in self._streams:
+            await stream.aclose()
+
+    def _note(self, place: int, delta: Delta) -> None:
+        """Account for a delta; raises if it says that its choice has failed."""
+        now = time.monotonic()
+        count = len(delta.token_ids)
+        key = (place, delta.index)
+        if count:
+            previous = self._last.get(key)
+            if previous is None:
+                if delta.index == 0:
+                    self._num_cached[place] = delta.num_cached_tokens
+                if self._first_s is None:
+                    self._first_s = now - self._began
+                    self._metrics.time_to_first_token.observe(self._first_s)
+            else:
+                for _ in range(count):
+                    self._metrics.inter_token_latency.observe((now - previous) / count)
+            self._last[key] = now
+            self._num_generated += count
+        if delta.finish_reason is not None:
+            self._finish(delta.finish_reason)
+            if delta.finish_reason == "error":
+                raise GnomonError(delta.error or "the request failed inside the engine")
+
+    def _finish(self, reason: str) -> None:
+        self._reasons.append(reason)
+        self._metrics.count_finish(reason)
+
+    def _report(self, total_s: float) -> None:
+        job, metrics = self.job, self._metrics
+        metrics.e2e_latency.observe(total_s)
+        metrics.prompt_length.observe(job.num_prompt_tokens)
+        metrics.generation_length.observe(self._num_generated)
+        first_s = self._first_s
+        num_further = self._num_generated - len(self._last)
+        if first_s is not None and num_further > 0:
+            # Choices run side by side: a token of each takes the time of one.
+            per_choice = num_further / len(self._last)
+            metrics.time_per_output_token.observe((total_s - first_s) / per_choice)
+        logger.info(
+            "%s finish=%s prompt=%d cached=%d generated=%d ttft=%s total=%.3fs%s",
+            job.answer_id,
+            ",".join(sorted(set(self._reasons))),
+            job.num_prompt_tokens,
+            sum(self._num_cached),
+            self._num_generated,
+            "none" if first_s is None else f"{first_s:.3f}s",
+            total_s,
+            "" if job.user is None else f" user={job.user!r}",
+        )
+
+
+async def _merged(streams: Sequence[DeltaStream]) -> AsyncIterator[tuple[int, Delta]]:
+    """Several streams as one. The first error of any ends it."""
+    arrived: asyncio.Queue[tuple[int, Delta | Exception | None]] = asyncio.Queue()
+
+    async def pump(place: int, stream: DeltaStream) -> None:
+        try:
+            async for delta in stream:
+                arrived.put_nowait((place, delta))
+        except Exception as error:  # raised again below, where somebody listens
+            arrived.put_nowait((place, error))
+        else:
+            arrived.put_nowait((place, None))
+
+    tasks = [asyncio.create_task(pump(*pair)) for pair in enumerate(streams)]
+    try:
+        num_open = len(tasks)
+        while num_open:
+            place, item = await arrived.get()
+            if item is None:
+                num_open -= 1
+            elif isinstance(item, Exception):
+                raise item
+            else:
+                yield place, item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
