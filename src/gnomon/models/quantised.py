@@ -11,12 +11,14 @@ Not here: FP8 arithmetic, activations, cache formats (attention/layouts).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
+from gnomon.attention.layouts.float8 import E4M3_MAX, ceil_power_of_two
 from gnomon.models.config import BlockFp8
 
-E4M3_MAX = 448.0
 SCALE_SUFFIX = "_scale_inv"  # behind the weight's whole name: X.weight_scale_inv
 
 
@@ -30,12 +32,18 @@ def dequantise_blocks(
     codes: Tensor, scales: Tensor, block: BlockFp8, dtype: torch.dtype = torch.float32
 ) -> Tensor:
     """Values [..., R, C] in `dtype` (float32 or float64: one product, rounded once)."""
-    return codes.to(dtype) * _spread(scales.to(dtype), codes.shape, block)
+    # A table look-up gives the same values as a cast of float8 and is three times as fast on a CPU.
+    table = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).to(dtype)
+    numbers = codes.contiguous().view(torch.uint8).view(-1).to(torch.int32)
+    values = torch.index_select(table, 0, numbers).view(codes.shape)
+    for part, scale in _parts(values, scales.to(dtype), block):
+        part.mul_(scale)
+    return values
 
 
 def quantise_blocks(values: Tensor, block: BlockFp8) -> tuple[Tensor, Tensor]:
     """Codes and float32 scales of values [..., R, C]. A block of zeros gets the scale 1."""
-    values = values.to(torch.float32)
+    values = values.to(torch.float32, copy=True)
     rows, columns = values.shape[-2:]
     pad = (0, -columns % block.block_columns, 0, -rows % block.block_rows)
     grid = scale_shape(values.shape, block)
@@ -45,19 +53,23 @@ def quantise_blocks(values: Tensor, block: BlockFp8) -> tuple[Tensor, Tensor]:
     scales = tiles.amax(dim=(-3, -1)) / E4M3_MAX
     scales = torch.where(scales == 0, 1.0, scales)
     if block.has_power_of_two_scales:
-        scales = next_power_of_two(scales)
-    scaled = values / _spread(scales, values.shape, block)
-    return scaled.clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn), scales
+        scales = ceil_power_of_two(scales)
+    for part, scale in _parts(values, scales, block):
+        part.div_(scale)
+    return values.clamp_(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn), scales
 
 
-def next_power_of_two(values: Tensor) -> Tensor:
-    """Round positive normal float32 values up to a power of two, by their bits and so exactly."""
-    bits = values.view(torch.int32)
-    exponent = (bits >> 23) + ((bits & 0x7FFFFF) != 0)
-    return (exponent << 23).view(torch.float32)
+def _parts(values: Tensor, scales: Tensor, block: BlockFp8) -> Iterator[tuple[Tensor, Tensor]]:
+    """Views that cover `values` [..., R, C], each with scales that broadcast over it.
 
-
-def _spread(scales: Tensor, shape: torch.Size, block: BlockFp8) -> Tensor:
-    """The scale of each element: blocks repeated, then cut at the edges."""
-    rows = scales.repeat_interleave(block.block_rows, dim=-2)[..., : shape[-2], :]
-    return rows.repeat_interleave(block.block_columns, dim=-1)[..., : shape[-1]]
+    Whole blocks of columns are one view [..., R, blocks, columns]; columns that are left over are
+    another one. Nothing of the size of `values` is allocated.
+    """
+    of_rows = scales.repeat_interleave(block.block_rows, dim=-2)[..., : values.shape[-2], :]
+    whole = values.shape[-1] // block.block_columns
+    edge = whole * block.block_columns
+    if whole:
+        shape = (*values.shape[:-1], whole, block.block_columns)
+        yield values[..., :edge].view(shape), of_rows[..., :whole, None]
+    if edge < values.shape[-1]:
+        yield values[..., edge:], of_rows[..., whole:]
