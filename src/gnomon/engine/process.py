@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import shutil
 import signal
 import socket
 import threading
@@ -150,7 +151,8 @@ def engine_main(
     signal.signal(
         signal.SIGINT, signal.SIG_IGN
     )  # Ctrl-C reaches the whole group; the parent drains
-    threading.Thread(target=_die_with_parent, args=(parent_pipe,), daemon=True).start()
+    folder = endpoints[0].removeprefix("ipc://").rpartition("/")[0]
+    threading.Thread(target=_die_with_parent, args=(parent_pipe, folder), daemon=True).start()
     context = zmq.Context()
     commands = _socket(context, zmq.PULL, endpoints[0])
     events = _socket(context, zmq.PUSH, endpoints[1])
@@ -218,9 +220,10 @@ def _signal_socket() -> Iterator[socket.socket]:
         sender.close()
 
 
-def _die_with_parent(parent_pipe: int) -> None:
+def _die_with_parent(parent_pipe: int, folder: str) -> None:
     """Block until the parent's end of the pipe is closed, which only its death does; then exit."""
     select.select([parent_pipe], [], [])
+    shutil.rmtree(folder, ignore_errors=True)  # nobody else is left to remove the sockets
     os._exit(2)
 
 
