@@ -18,11 +18,11 @@ Not here: incremental decoding (detokenize.py), chat formats (encodings/).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Self
 
+import msgspec
 import tokenizers
 
 from gnomon.errors import CheckpointError, RequestError
@@ -44,7 +44,8 @@ class Tokenizer:
         plain = without_added_tokens(files.document, files.source)
         self._full = _build(files.document, files.source)
         self._plain = _build(plain, files.source)
-        ids = self._full.get_vocab(with_added_tokens=True).values()
+        self._check_added_ids()
+        ids = (*files.document["model"]["vocab"].values(), *files.added.values())
         self._vocab_size = max(ids, default=-1) + 1
         self._bytes: dict[int, bytes] = {}
 
@@ -159,6 +160,17 @@ class Tokenizer:
         """The entry of the vocabulary, in the alphabet of byte-level BPE; None if unused."""
         return self._full.id_to_token(index) if 0 <= index < self._vocab_size else None
 
+    def _check_added_ids(self) -> None:
+        """The library numbers added tokens in order; a file with other ids means other tokens."""
+        for name, index in self._files.added.items():
+            known = self._full.token_to_id(name)
+            if known != index:
+                raise CheckpointError(
+                    f"{self.source}: added token {name!r} has id {index} in the file, but the "
+                    f"`tokenizers` library gives it {known}, because ids before it are missing; "
+                    "restore the missing added tokens"
+                )
+
     def _encode(
         self, tokenizer: tokenizers.Tokenizer, text: str, *, adds_specials: bool
     ) -> list[int]:
@@ -176,7 +188,7 @@ class Tokenizer:
 def _build(document: Document, source: str) -> tokenizers.Tokenizer:
     """A tokenizer of the library that cuts and pads nothing."""
     try:
-        built = tokenizers.Tokenizer.from_str(json.dumps(document))
+        built = tokenizers.Tokenizer.from_buffer(msgspec.json.encode(document))
     except Exception as fault:  # the library raises Exception itself
         raise CheckpointError(
             f"{source} is not accepted by the `tokenizers` library {tokenizers.__version__}: "

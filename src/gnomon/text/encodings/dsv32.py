@@ -14,7 +14,8 @@ trained on, so they are data here. The rules:
   call order, and end with a thinking tag.
 Where the reference gives up we follow DeepSeek-V4's encoder: a conversation that ends with a
 system or an assistant message opens an assistant turn, and an assistant message without thoughts
-after the last user turn gets </think> instead of an error.
+after the last user turn gets </think> instead of an error. A continued message that has thoughts
+turns thinking on.
 """
 
 from __future__ import annotations
@@ -87,7 +88,8 @@ class _Writer:
         self._messages = messages
         self._adds_generation = options.add_generation_prompt
         self._is_open = continues_last(messages, options)
-        self._is_thinking = options.wants_thinking(default=False)
+        continues_thoughts = self._is_open and messages[-1].reasoning is not None
+        self._is_thinking = continues_thoughts or options.wants_thinking(default=False)
         self._last_user = max(
             (i for i, m in enumerate(messages) if m.role in ("user", "developer")), default=-1
         )
@@ -143,14 +145,21 @@ class _Writer:
         self._out.special(THINK_START if self._in_reasoning else THINK_END)
 
     def _is_thoughtless(self, place: int) -> bool:
-        """Whether an assistant's answer stands there and has neither thoughts nor calls."""
+        """Whether an answer stands there that begins with neither thoughts nor calls.
+
+        An empty answer that is to be continued has not begun: it is like none.
+        """
         if place >= len(self._messages) or self._messages[place].role != "assistant":
             return False
         answer = self._messages[place]
-        return answer.reasoning is None and not answer.tool_calls
+        has_begun = bool(answer.content) or not self._is_open_at(place)
+        return answer.reasoning is None and not answer.tool_calls and has_begun
+
+    def _is_open_at(self, place: int) -> bool:
+        return self._is_open and place == len(self._messages) - 1
 
     def _assistant(self, place: int, message: ChatMessage) -> None:
-        is_open = self._is_open and place == len(self._messages) - 1
+        is_open = self._is_open_at(place)
         has_thoughts = message.reasoning is not None or bool(message.tool_calls)
         if self._in_reasoning or (self._is_thinking and has_thoughts and place > self._last_user):
             self._out.text(message.reasoning or "")

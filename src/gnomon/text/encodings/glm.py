@@ -11,6 +11,8 @@ on. A role token is followed by the text with nothing between; what differs is i
     thoughts                stripped             stripped                  as they are
     thinking off            </think>             </think>                  <think></think>
     effort                  none                 none                      a system line
+    a defer_loading tool    written              written                   left out
+    results                 as they were sent    as they were sent         in the order of the calls
 
 Thinking is on unless asked otherwise. Thoughts before the last user message are dropped unless
 keep_thoughts. An assistant's content may bring its thoughts along as <think>...</think> text.
@@ -80,14 +82,14 @@ class GlmDialect:
     strips_thoughts: bool
     empty_block: str
     """Where a turn without thoughts has <think></think> and not </think>: never, current, all."""
-    has_effort: bool
-    orders_results: bool
+    is_newer: bool
+    """Has effort levels, leaves out tools to be loaded later, puts results in call order."""
 
 
 DIALECTS: Final[Mapping[str, GlmDialect]] = {
-    "5": GlmDialect(False, True, "never", False, False),
-    "5.1": GlmDialect(True, True, "current", False, False),
-    "5.2": GlmDialect(True, False, "all", True, True),
+    "5": GlmDialect(False, True, "never", False),
+    "5.1": GlmDialect(True, True, "current", False),
+    "5.2": GlmDialect(True, False, "all", True),
 }
 
 
@@ -150,7 +152,7 @@ class _Writer:
     def write(self, tools: Sequence[Tool]) -> RenderedPrompt:
         for token in START:
             self._out.special(token)
-        if self._dialect.has_effort and self._is_thinking:
+        if self._dialect.is_newer and self._is_thinking:
             level = "High" if self._options.reasoning_effort == "high" else "Max"
             self._out.special(SYSTEM)
             self._out.text(f"Reasoning Effort: {level}")
@@ -180,6 +182,8 @@ class _Writer:
         self._out.text(_TOOLS_BEFORE)
         for tool in tools:
             definition: Mapping[str, Any] = tool.definition
+            if self._dialect.is_newer and tool.function.get("defer_loading"):
+                continue
             if self._dialect.unwraps_tools:
                 hidden = _HIDDEN_TOOL_FIELDS
                 definition = {k: v for k, v in tool.function.items() if k not in hidden}
@@ -253,7 +257,7 @@ class _Writer:
         while last + 1 < len(self._messages) and self._messages[last + 1].role == "tool":
             last += 1
         results = self._messages[first : last + 1]
-        if self._dialect.orders_results:
+        if self._dialect.is_newer:
             results = results_in_call_order(self._messages[first - 1].tool_calls, results)
         self._out.special(OBSERVATION)
         for result in results:

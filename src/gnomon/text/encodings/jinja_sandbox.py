@@ -67,6 +67,10 @@ class TemplateRoom(ImmutableSandboxedEnvironment):
         """The names that a template reads and does not set itself."""
         return frozenset(jinja2.meta.find_undeclared_variables(self.parse(source)))
 
+    def unsafe_undefined(self, obj: Any, attribute: str) -> jinja2.Undefined:
+        """Raise at once; Jinja would print nothing for it and go on."""
+        raise SecurityError(f"the template asks a {type(obj).__name__} for {attribute!r}")
+
     def call_binop(
         self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any
     ) -> Any:
