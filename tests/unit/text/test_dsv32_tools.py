@@ -48,7 +48,8 @@ def test_calls_are_written_as_deepseeks_encoder_writes_them() -> None:
 
 TOOLS_TEXT = """## Tools
 You have access to a set of tools you can use to answer the user's question.
-You can invoke functions by writing a "<｜DSML｜function_calls>" block like the following as part of your reply to the user:
+You can invoke functions by writing a "<｜DSML｜function_calls>" block like the following as part \
+of your reply to the user:
 <｜DSML｜function_calls>
 <｜DSML｜invoke name="$FUNCTION_NAME">
 <｜DSML｜parameter name="$PARAMETER_NAME" string="true|false">$PARAMETER_VALUE</｜DSML｜parameter>
@@ -58,8 +59,11 @@ You can invoke functions by writing a "<｜DSML｜function_calls>" block like th
 ...
 </｜DSML｜invoke>
 </｜DSML｜function_calls>
-String and scalar parameters should be specified as is without any escaping or quotes, while lists and objects should use JSON format. The "string" attribute should be set to "true" for string type parameters and "false" for other types (numbers, booleans, arrays, objects).
-If the thinking_mode is enabled, then after function results you should strongly consider outputting a thinking block. Here is an example:
+String and scalar parameters should be specified as is without any escaping or quotes, while \
+lists and objects should use JSON format. The "string" attribute should be set to "true" for \
+string type parameters and "false" for other types (numbers, booleans, arrays, objects).
+If the thinking_mode is enabled, then after function results you should strongly consider \
+outputting a thinking block. Here is an example:
 <｜DSML｜function_calls>
 ...
 </｜DSML｜function_calls>
@@ -72,7 +76,7 @@ Here are the functions available in JSONSchema format:
 {"name": "f", "description": "é"}
 {"name": "g"}
 </functions>
-"""  # noqa: E501
+"""
 
 
 def test_tools_stand_behind_the_first_system_message_or_an_empty_one() -> None:

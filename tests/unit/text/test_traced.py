@@ -119,7 +119,9 @@ def test_questions_are_answered_by_the_real_text(pieces: list[str], part: str, s
 @given(PIECES)
 def test_what_does_not_know_traced_text_keeps_the_marks(pieces: list[str]) -> None:
     text = TRACER.joined(pieces)
-    for value in (f"{text}>", "%s>" % text, "".join([text, "y"]), "{}y".format(text)):  # noqa: UP031, UP032
+    as_format = "{}y"
+    as_template = "%s>"
+    for value in (f"{text}>", as_template % text, "".join([text, "y"]), as_format.format(text)):
         assert not set(value) & set(USERS)
         assert (
             TRACER.segments(value).build(starts_in_reasoning=False).text == plain(text) + value[-1]

@@ -57,7 +57,7 @@ class TemplateRoom(ImmutableSandboxedEnvironment):
             extensions=[GenerationBlock, jinja2.ext.loopcontrols],
         )
         self._tracer = tracer
-        self.concat = self._concat  # type: ignore[method-assign]  # generated code asks the instance
+        self.concat = self._concat  # type: ignore[method-assign]  # Jinja asks the instance
         self.filters["tojson"] = self._tojson
         self.filters["join"] = self._join
         self.globals["raise_exception"] = _raise_exception
