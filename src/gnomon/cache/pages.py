@@ -195,47 +195,46 @@ class PagePool:
         postponed = Counter(span for _, spans in self._postponed for span in spans)
         _require(postponed.total() == self.num_postponed, "the number of postponed spans is wrong")
         for span in self._spans:
-            _require(span.refs >= postponed[span], f"{span} is released more often than held")
+            _require(span.refs >= postponed[span], "%s is released more often than held", span)
             if holders is not None:
                 held = holders[span] + postponed[span]
-                _require(span.refs == held, f"{span} has {held} holders")
+                _require(span.refs == held, "%s has %d holders", span, held)
         if holders is not None:
             lost = holders.keys() - self._spans
-            _require(not lost, f"requests hold spans that were given back: {lost}")
+            _require(not lost, "requests hold spans that were given back: %s", lost)
 
     def _check_pages(self) -> None:
         for g, (name, num_pages) in enumerate(zip(self.groups, self._num_pages, strict=True)):
             pages = list(self._free[g])
             for span in self._spans:
-                _require(
-                    len(span.pages[g]) == self.pages_per_span[g], f"{span} lacks pages of {name}"
-                )
+                num = len(span.pages[g])
+                _require(num == self.pages_per_span[g], "%s lacks pages of %s", span, name)
                 pages.extend(span.pages[g])
+            pages.sort()
             _require(
-                sorted(pages) == list(range(1, num_pages)),
-                f"group {name}: pages 1 to {num_pages - 1} are not each free or in one span",
+                pages == list(range(1, num_pages)), "not each page of %s is free or in use", name
             )
 
     def _check_index(self) -> None:
         for span in self._spans:
-            evictable = span in self._evictable
-            _require((span.refs == 0) == evictable, f"{span} is evictable: {evictable}")
-            _require(span.refs > 0 or span.digest is not None, f"{span} is lost")
-        order = {span.digest: place for place, span in enumerate(self._evictable)}
+            is_evictable = span in self._evictable
+            _require((span.refs == 0) == is_evictable, "%s: evictable %s", span, is_evictable)
+            _require(span.refs > 0 or span.digest is not None, "%s is lost", span)
+        place = {span: number for number, span in enumerate(self._evictable)}
         for span in self.index:
-            _require(span in self._spans, f"{span} is indexed without pages")
-            assert span.digest is not None
-            _require(self.index.get(span.digest) is span, f"{span} is indexed under another name")
+            digest, last = span.digest, len(place)
+            _require(span in self._spans, "%s is indexed without pages", span)
+            _require(
+                digest is not None and self.index.get(digest) is span, "%s has another name", span
+            )
             if span.parent is not None:
                 parent = self.index.get(span.parent)
-                _require(parent is not None, f"{span} is indexed without its past")
-                last = len(order)
-                _require(
-                    order.get(span.digest, last) <= order.get(span.parent, last),
-                    f"{span} would be evicted after its past",
-                )
+                if parent is None:
+                    raise GnomonError(f"the page pool is inconsistent: {span} lacks its past")
+                is_first = place.get(span, last) <= place.get(parent, last)
+                _require(is_first, "%s would be evicted after its past", span)
 
 
-def _require(claim: bool, message: str) -> None:
+def _require(claim: bool, message: str, *about: object) -> None:
     if not claim:
-        raise GnomonError(f"the page pool is inconsistent: {message}")
+        raise GnomonError("the page pool is inconsistent: " + message % about)

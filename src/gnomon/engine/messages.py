@@ -2,7 +2,9 @@
 
 In:  EngineRequest, one sequence to continue, as token ids.
 Out: OutputDelta, what a step added to one request; EngineStats, counters for the metrics page.
-All are frozen msgspec Structs; lists inside them are not to be changed by a receiver.
+All are frozen msgspec Structs; lists inside them are not to be changed by a receiver. They hold
+plain data, so that no cycle is possible and the garbage collector need not look at them (gc=False):
+with thousands of requests waiting its full runs would be what one notices.
 Errors: `EngineRequest.validate` raises RequestError that names the field at fault.
 Not here: text (frontend), the envelope around these on the wire (engine/process.py).
 """
@@ -19,7 +21,7 @@ from gnomon.errors import RequestError
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
-class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
+class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One sequence to continue. A request with n > 1 is n of these that differ in `choice`.
 
     request_id        unique among the requests that are alive
@@ -75,7 +77,7 @@ def check_context(num_prompt_tokens: int, max_model_len: int) -> None:
         )
 
 
-class TokenLogprobs(msgspec.Struct, frozen=True):
+class TokenLogprobs(msgspec.Struct, frozen=True, gc=False):
     """The log-probability of one token (natural log), its rank (1 = best), and the best ones."""
 
     token_id: int
@@ -84,7 +86,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True):
     top: list[tuple[int, float]] = []
 
 
-class OutputDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class OutputDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """What one step added to one request.
 
     token_ids          new tokens, the one that ended it included
@@ -108,7 +110,7 @@ class OutputDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     prompt_logprobs: list[TokenLogprobs | None] | None = None
 
 
-class EngineStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class EngineStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """The scheduler's state after a step: gauges first, then counters since the start.
 
     kv_usage is the share of the cache that requests hold, 0 to 1. Prefix queries and hits count

@@ -42,16 +42,12 @@ class SpanTable:
 
     def __init__(self, pages_per_span: tuple[int, ...]) -> None:
         self._pages_per_span = pages_per_span
-        self.clear()
+        self.spans: list[Span] = []
+        self._arrays: list[PageIds] = [np.empty(0, np.int32) for _ in pages_per_span]
+        self.views: tuple[PageIds, ...] = tuple(self._arrays)
 
     def __len__(self) -> int:
         return len(self.spans)
-
-    def clear(self) -> None:
-        """Hold nothing; views handed out stay valid."""
-        self.spans: list[Span] = []
-        self._arrays: list[PageIds] = [np.empty(0, np.int32) for _ in self._pages_per_span]
-        self.views: tuple[PageIds, ...] = tuple(self._arrays)
 
     def extend(self, spans: Sequence[Span]) -> None:
         """Append spans. Amortised O(len(spans))."""
@@ -82,13 +78,17 @@ class SpanTable:
 
 
 class RequestState:
-    """One request: what it is, how far it has come, and what it holds."""
+    """One request: what it is, how far it has come, and what it holds.
+
+    Until it starts it owns next to nothing, because thousands may wait: `tokens` is the prompt's
+    own list, and `table` the empty one that it was made with.
+    """
 
     __slots__ = (
         "_digests",
+        "_empty_table",
         "_eos",
         "_num_output_at_limit",
-        "_stop",
         "key",
         "num_cached_tokens",
         "num_computed",
@@ -105,25 +105,24 @@ class RequestState:
     )
 
     def __init__(
-        self, request: EngineRequest, key: SortKey, max_model_len: int, table: SpanTable
+        self, request: EngineRequest, key: SortKey, max_model_len: int, empty_table: SpanTable
     ) -> None:
         params = request.params
         self.request = request
         self.key = key  # smaller runs first; distinct between requests
         self.status = Status.WAITING
         self.parent: RequestState | None = None  # fork_of, as long as it may be of use
-        self.tokens: list[int] = list(request.prompt_token_ids)
+        self.tokens: list[int] = request.prompt_token_ids
         self.num_prompt = len(self.tokens)
         self.num_computed = 0
         self.num_scheduled = 0
         self.num_in_flight = 0  # steps begun and not committed that name it
         self.num_preemptions = 0
         self.num_cached_tokens = -1  # set at the first start
-        self.table = table
+        self.table = self._empty_table = empty_table
         self.num_registered = 0  # leading spans that are in the prefix index
-        self._digests: list[bytes] = []
-        self._eos = frozenset() if params.ignore_eos else frozenset(request.eos_token_ids)
-        self._stop = frozenset(params.stop_token_ids)
+        self._digests: list[bytes] | None = None
+        self._eos = () if params.ignore_eos else request.eos_token_ids
         limit = max_model_len - self.num_prompt
         if params.max_tokens is not None:
             limit = min(limit, params.max_tokens)
@@ -154,7 +153,7 @@ class RequestState:
         if num_output > self.request.params.min_tokens:
             if token_id in self._eos:
                 return "stop", None
-            if token_id in self._stop:
+            if token_id in self.request.params.stop_token_ids:
                 return "stop", token_id
         if num_output >= self._num_output_at_limit:
             return "length", None
@@ -163,6 +162,8 @@ class RequestState:
     def digest(self, place: int, namespace: str, span_tokens: int) -> bytes:
         """The prefix digest of its span at `place`, which must be full. Computed once."""
         digests = self._digests
+        if digests is None:
+            digests = self._digests = []
         while len(digests) <= place:
             start = len(digests) * span_tokens
             parent = digests[-1] if digests else root_digest(namespace, self.request.cache_salt)
@@ -174,10 +175,22 @@ class RequestState:
         for place in range(num_spans):
             yield self.digest(place, namespace, span_tokens)
 
-    def reset(self) -> list[Span]:
-        """Forget all that was computed, for a later start from nothing; returns what it held."""
+    def open(self, table: SpanTable, num_cached: int) -> None:
+        """It starts, for the first time or again, with a table that covers all of its tokens.
+
+        The first num_cached tokens are in the cache already, in whole spans.
+        """
+        if self.tokens is self.request.prompt_token_ids:
+            self.tokens = list(self.tokens)
+        self.status = Status.RUNNING
+        self.parent = None
+        self.table = table
+        self.num_computed = self.num_scheduled = num_cached
+
+    def close(self) -> list[Span]:
+        """It runs no more, and has nothing computed; returns what it held, to be released."""
         spans = self.table.spans
-        self.table.clear()
+        self.table = self._empty_table
         self.num_computed = self.num_scheduled = self.num_registered = 0
         return spans
 

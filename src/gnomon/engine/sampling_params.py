@@ -26,7 +26,7 @@ MAX_STOP_TOKEN_IDS: Final = 256
 MAX_LOGIT_BIASES: Final = 1024
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """The sampling wishes of a request; all checked when it is made, RequestError if not in range.
 
     n                    how many choices to generate, 1 to 128; each has its own noise

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from gnomon.cache.pages import PagePool
 from gnomon.cache.prefix import Span
-from gnomon.engine.request import RequestState, Status
+from gnomon.engine.request import RequestState, SpanTable, Status
 
 
 def find_prefix(pool: PagePool, state: RequestState, is_cache_enabled: bool) -> list[Span]:
@@ -45,11 +45,10 @@ def start(pool: PagePool, state: RequestState, prefix: list[Span]) -> None:
     pool.acquire(prefix)
     fresh = pool.allocate(pool.num_spans_for(len(state.tokens)) - len(prefix))
     assert fresh is not None
-    state.table.extend(prefix)
-    state.table.extend(fresh)
+    table = SpanTable(pool.pages_per_span)
+    table.extend(prefix + fresh)
+    state.open(table, len(prefix) * pool.span_tokens)
     state.num_registered = len(prefix)
-    state.num_computed = state.num_scheduled = len(prefix) * pool.span_tokens
-    state.parent = None
 
 
 def grow(pool: PagePool, state: RequestState, kv_len: int) -> bool:

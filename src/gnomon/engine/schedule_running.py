@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from gnomon.cache.pages import PagePool
 from gnomon.cache.prefix import Span
-from gnomon.engine.request import RequestState, SortKey, Status
+from gnomon.engine.request import RequestState, SortKey
 from gnomon.engine.schedule_config import SchedulerConfig
 from gnomon.engine.schedule_draft import StepDraft
 from gnomon.engine.schedule_pages import find_prefix, grow, num_missing, start
@@ -57,7 +57,7 @@ class RunningSet:
     def remove(self, state: RequestState) -> None:
         """It has ended: its pages go back."""
         self._running.pop(bisect_left(self._running, state.key, key=_precedence))
-        self._pages.release(state.reset())
+        self._pages.release(state.close())
 
     def fill(self, draft: StepDraft) -> None:
         """Rows for those who run, then for those who can start."""
@@ -101,7 +101,7 @@ class RunningSet:
         """The last in order gives its pages back and waits, its tokens kept, at its old place."""
         assert victim is self._running[-1]
         self._running.pop()
-        self._pages.release(victim.reset())
+        self._pages.release(victim.close())
         victim.num_preemptions += 1
         self.num_preemptions += 1
         self._queue.push(victim)
@@ -119,7 +119,6 @@ class RunningSet:
             if prefix is None:
                 return
             self._queue.pop()
-            state.status = Status.RUNNING
             start(self._pages, state, prefix)
             insort(self._running, state, key=_precedence)
             self._count_start(state)

@@ -42,6 +42,7 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig, pages: PagePool) -> None:
         self.config = config
         self.pages = pages
+        self._empty_table = SpanTable(pages.pages_per_span)
         self._states: dict[str, RequestState] = {}
         self._queue = WaitingQueue()
         self._running = RunningSet(config, pages, self._queue)
@@ -102,8 +103,7 @@ class Scheduler:
         key: SortKey = (0, 0.0, self._num_added)
         if self.config.policy == "priority":
             key = (request.priority, request.arrival_s, self._num_added)
-        table = SpanTable(self.pages.pages_per_span)
-        state = RequestState(request, key, self.config.max_model_len, table)
+        state = RequestState(request, key, self.config.max_model_len, self._empty_table)
         check_request(state, self._states, self.config, self.pages)
         parent = self._states.get(request.fork_of) if request.fork_of is not None else None
         if parent is not None:
