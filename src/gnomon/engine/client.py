@@ -24,7 +24,7 @@ import zmq
 from gnomon.engine import wire
 from gnomon.engine.launch import EngineProcess
 from gnomon.engine.messages import EngineRequest, EngineStats, OutputDelta
-from gnomon.errors import EngineDeadError, GnomonError, OverloadError
+from gnomon.errors import EngineDeadError, GnomonError, OverloadError, RequestError
 
 logger = logging.getLogger(__name__)
 
@@ -162,7 +162,14 @@ class ProcessClient:
                 "try again later",
                 RETRY_AFTER_S,
             )
-        stream = ProcessStream([request.request_id for request in requests])
+        names = [request.request_id for request in requests]
+        twice = next((name for name in names if name in self._streams), None)
+        if twice is not None:
+            raise RequestError(
+                f"request_id {twice!r} is in use by a request that has not ended; choose another",
+                param="request_id",
+            )
+        stream = ProcessStream(names)
         for request in requests:
             self._streams[request.request_id] = stream
         self._send(wire.AddRequests(list(requests)))

@@ -3,7 +3,8 @@
 In:  EngineRequests (token ids).
 Out: OutputDeltas, one per request that a step brought forward or ended.
 A fault of one request (NaN in its rows) ends that request with finish_reason "error" and touches
-no other. An exception out of `step` leaves no known state: the engine must not be used again.
+no other. An exception out of `step` ends all requests of that step, without deltas: whoever drives
+the engine must tell their clients; process.py takes it as fatal.
 Single-threaded; steps do not overlap.
 Not here: text, other processes (process.py), what the parts do.
 """
@@ -91,9 +92,13 @@ class EngineCore:
             if parts.scheduler.has_work:
                 raise GnomonError("requests wait but none can run: the scheduler is stuck")
             return []
-        batch = parts.builder.build(schedule)
-        output = parts.runner.run(batch, self.taps)
-        sampled = parts.sampler.sample(output.logits, batch.samples)
+        try:
+            batch = parts.builder.build(schedule)
+            output = parts.runner.run(batch, self.taps)
+            sampled = parts.sampler.sample(output.logits, batch.samples)
+        except BaseException:  # an interrupt too: the step's pages must not stay in flight
+            parts.scheduler.fail_step(schedule, "the step was not completed")
+            raise
         self._keep_prompt_logprobs(batch, output)
         return self._commit(schedule, output, sampled, batch)
 
