@@ -15,6 +15,8 @@ from gnomon.attention.layouts.base import PagedPool
 from gnomon.attention.ops.values import IndexTransform, RopeRows
 from gnomon.attention.providers.torch.norms import layer_norm, rms_norm, rope, widen
 
+FEW_ROWS = 64
+
 
 def latent_write(
     kv: Tensor,
@@ -42,8 +44,8 @@ def index_prepare(
 ) -> Tensor:
     """Norm the keys k [N, Di], rotate (and Hadamard) both, write the keys, return the queries."""
     wide_k = layer_norm(widen(k), transform.norm_weight, transform.norm_bias, transform.norm_eps)
-    if rows[0] is rows[1]:
-        # Same rows, same rotation: the key goes along as one more head.
+    if rows[0] is rows[1] and q.shape[0] <= FEW_ROWS:
+        # Same rows, same rotation: the key goes along as one more head. Saves calls, costs a copy.
         both = _turn(torch.cat((widen(q), wide_k[:, None]), 1), rows[0], transform)
         query, key = both[:, :-1].contiguous(), both[:, -1]
     else:

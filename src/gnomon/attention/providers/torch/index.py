@@ -11,11 +11,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gnomon.attention.layouts.base import PagedPool
+from gnomon.attention.layouts.base import Operation, PagedPool
 from gnomon.attention.ops.values import TopK
 from gnomon.attention.providers.torch.norms import widen
 
 BLOCK_NUMBERS = 1 << 18  # per-head scores held at once (1 MiB fp32): what stays in a core's cache
+TOPK_ROWS = 64  # rows that share a width in top-k; a prefill's later rows see more keys
 FEWEST_GEMM_ROWS = 16  # below, a plain matmul takes another path than the batched one
 
 
@@ -25,9 +26,11 @@ def index_scores(q: Tensor, weights: Tensor, keys: Tensor, count: Tensor, scale:
     num_rows, num_heads = q.shape[:2]
     num_keys = keys.shape[0]
     scaled = _row_weights(weights, scale, q.dtype)
-    scores = q.new_empty(num_rows, num_keys)
     block = max(1, BLOCK_NUMBERS // max(1, num_heads * num_keys))
     counts = count.tolist()
+    if num_rows <= block and min(counts, default=0) >= num_keys:
+        return torch.bmm(scaled, _head_scores(q, keys))[:, 0]
+    scores = q.new_empty(num_rows, num_keys)
     columns = torch.arange(num_keys, device=q.device)
     for start in range(0, num_rows, block):
         stop = min(start + block, num_rows)
@@ -50,14 +53,10 @@ def index_scores_paged(
 ) -> Tensor:
     """The same for rows that each have their own pages [M, P]: [M, P * page_size]."""
     q = widen(q)
-    size = pool.page_size
-    num_columns = pages.shape[1] * size
-    inside = torch.arange(size, device=pages.device)
-    slots = (pages.long()[:, :, None] * size + inside).view(-1, num_columns)
-    keys = widen(pool.layout.gather(pool, slots)).to(q.dtype)
+    keys = _gather_pages(pool, pages).to(q.dtype)
     heads = torch.bmm(q, keys.mT).relu_()
     scores = torch.bmm(_row_weights(weights, scale, q.dtype), heads)[:, 0]
-    hidden = torch.arange(num_columns, device=q.device) >= count[:, None]
+    hidden = torch.arange(keys.shape[1], device=q.device) >= count[:, None]
     return scores.masked_fill_(hidden, -torch.inf)
 
 
@@ -65,7 +64,7 @@ def topk(scores: Tensor, count: Tensor, k: int, want_margin: bool = False) -> To
     """The exact k best of the first count[m] columns; the columns behind hold −inf."""
     if scores.shape[1] <= k:
         return _all_columns(scores, count, k, want_margin)
-    values, order = scores.topk(k + 1, dim=1)
+    values, order = _torch_topk(scores, count, k + 1)
     last, first_cut = values[:, k - 1], values[:, k]
     nan_rows = values[:, 0].isnan()  # torch ranks NaN first
     margin = last - first_cut if want_margin else None
@@ -86,6 +85,33 @@ def topk(scores: Tensor, count: Tensor, k: int, want_margin: bool = False) -> To
         if margin is not None:
             margin.masked_fill_(is_short, torch.inf)
     return TopK(chosen, count.clamp_max(k), margin, nan_rows)
+
+
+def _gather_pages(pool: PagedPool, pages: Tensor) -> Tensor:
+    """All entries of pages [M, P]: [M, P * page_size, D]; what null pages hold is left to masks."""
+    num_rows, num_pages = pages.shape
+    size = pool.page_size
+    if Operation.TYPED_VIEW in pool.layout.operations:
+        whole = pool.typed_pages().index_select(0, pages.reshape(-1))
+        return whole.view(num_rows, num_pages * size, pool.layout.dim)
+    inside = torch.arange(size, device=pages.device)
+    slots = (pages.long()[:, :, None] * size + inside).view(num_rows, num_pages * size)
+    return pool.layout.gather(pool, slots)
+
+
+def _torch_topk(scores: Tensor, count: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """torch's top-k, in row blocks without the columns that no row of a block sees."""
+    num_rows, num_columns = scores.shape
+    if num_rows < 2 * TOPK_ROWS:
+        best = scores.topk(k, dim=1)
+        return best.values, best.indices
+    starts = range(0, num_rows, TOPK_ROWS)
+    seen = [int(part.max()) for part in count.split(TOPK_ROWS)]
+    blocks = [
+        scores[start : start + TOPK_ROWS, : min(num_columns, max(most, k))].topk(k, dim=1)
+        for start, most in zip(starts, seen, strict=True)
+    ]
+    return torch.cat([b.values for b in blocks]), torch.cat([b.indices for b in blocks])
 
 
 def _row_weights(weights: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
