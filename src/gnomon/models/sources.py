@@ -52,7 +52,7 @@ class LoadedModel:
     """A model ready to run, and what its folder says beside the weights.
 
     `revision` tells the weights apart in prefix hashes and in the names of cache tiers: equal for
-    equal files, other for other config, headers or sampled data. `extras`: stored tensors that are
+    equal files, other for other config (overrides too), headers or sampled data. `extras`: stored tensors that are
     not used, each with the reason.
     """
 
@@ -114,7 +114,7 @@ def open_model(
         checkpoint = read_checkpoint(source.folder)
         plan = plan_load(checkpoint, config)
         extras = plan.extras
-        revision = _checkpoint_revision(checkpoint)
+        revision = _checkpoint_revision(checkpoint, config)
         logger.info("Loading %s (%s), revision %s", source.folder, config.model_type, revision)
         for line in extras_summary(extras):
             logger.info("%s", line)
@@ -148,9 +148,9 @@ def _existing_folder(text: str) -> Path:
     )
 
 
-def _checkpoint_revision(checkpoint: Checkpoint) -> str:
-    """A digest of config.json, and of each file's size, header and three samples of its data."""
-    parts = [(checkpoint.folder / "config.json").read_bytes()]
+def _checkpoint_revision(checkpoint: Checkpoint, config: ModelConfig) -> str:
+    """A digest of the config as used, and of each file's size, header and samples of its data."""
+    parts = [repr(config).encode()]
     starts = {path: path.stat().st_size for path in checkpoint.shards}
     for tensor in checkpoint.tensors.values():
         starts[tensor.path] = min(starts[tensor.path], tensor.start)

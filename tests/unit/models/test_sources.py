@@ -155,8 +155,8 @@ def test_revision_tells_weights_apart(tmp_path: Path) -> None:
         revisions.append(open_model(tmp_path / name).revision)
     assert revisions[0] == revisions[1]
     assert revisions[0] != revisions[2]
-    (tmp_path / "b" / "config.json").write_text(json.dumps(small_shape(index_topk=3)))
-    assert open_model(tmp_path / "b").revision != revisions[0]
+    overridden = parse_model_spec(tmp_path / "b", overrides={"latent_norm_eps": 1e-3})
+    assert open_model(overridden).revision != revisions[0]
 
 
 @pytest.mark.parametrize(
