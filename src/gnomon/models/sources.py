@@ -52,8 +52,8 @@ class LoadedModel:
     """A model ready to run, and what its folder says beside the weights.
 
     `revision` tells the weights apart in prefix hashes and in the names of cache tiers: equal for
-    equal files, other for other config (overrides too), headers or sampled data. `extras`: stored tensors that are
-    not used, each with the reason.
+    equal files, other for another config (overrides too), other headers or other sampled data.
+    `extras`: stored tensors that are not used, each with the reason.
     """
 
     model: SparseMlaModel
