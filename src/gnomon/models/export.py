@@ -2,7 +2,8 @@
 
 In:  a `ModelConfig`, parameters by their engine names, and how to store them.
 Out: config.json, generation_config.json, model.safetensors or shards with their index. Reading the
-     folder gives the same config and, where nothing was rounded, the same parameters to the bit.
+     folder gives the same config (but for dtype and quantisation, which say how it is stored) and,
+     where nothing was rounded, the same parameters to the bit.
 Not here: tokenizer files; whoever writes a folder that is to be served copies them into it.
 """
 
@@ -80,7 +81,7 @@ def save_checkpoint(
     missing = [spec.name for spec in specs if spec.name not in params]
     if missing:
         raise ConfigError(f"Parameter '{missing[0]}' is missing ({len(missing)} in all).")
-    values = config_to_json(config, dtype=dtype, fp8=fp8)
+    values = config_to_json(config, dtype=dtype or params["embed.weight"].dtype, fp8=fp8)
     _write_json(folder / "config.json", values)
     generation = {name: values[name] for name in ("bos_token_id", "eos_token_id")}
     _write_json(folder / "generation_config.json", generation)
