@@ -260,6 +260,8 @@ def test_prompt_logprobs_are_those_of_every_row(chunk):
         assert entry.token_id == ids[position]
         assert entry.logprob == pytest.approx(expected[ids[position]].item(), abs=1e-5)
         assert [token for token, _ in entry.top] == expected.topk(2).indices.tolist()
+    single = run(core, [request("one", [7], 1, prompt_logprobs=2)])["one"]
+    assert single[0].prompt_logprobs == [None]
     first = found[0].logprobs
     assert first is not None
     assert first[0].rank == 1

@@ -122,7 +122,10 @@ def _prompt_rows(
     found = []
     for item, end in zip(items, ends.tolist(), strict=True):
         stop = min(item.kv_len, item.num_prompt_tokens - 1)
-        if item.request.params.prompt_logprobs is None or stop <= item.num_computed:
+        is_single = item.num_prompt_tokens == 1 and item.num_computed == 0  # scored: nothing
+        if item.request.params.prompt_logprobs is None or (
+            stop <= item.num_computed and not is_single
+        ):
             continue
         first, start = item.num_computed + 1, end - item.num_new_tokens
         rows = range(start, start + stop - item.num_computed)

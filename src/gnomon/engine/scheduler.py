@@ -73,6 +73,11 @@ class Scheduler:
         """Whether any request is alive."""
         return bool(self._states)
 
+    @property
+    def request_ids(self) -> list[str]:
+        """Ids of all living requests, in the order they came."""
+        return list(self._states)
+
     def stats(self) -> EngineStats:
         """Gauges and counters as they are now. O(1)."""
         running = self._running

@@ -103,6 +103,14 @@ def test_prompt_rows_are_those_before_the_last_prompt_token():
     assert scored(7, 1) == ()
 
 
+def test_a_prompt_of_one_token_has_an_empty_score():
+    one = item("r", [5, 6, 7], 1, 0, 1, [1], prompt_logprobs=0)
+    (part,) = builder().build(schedule(one)).prompt_rows
+    assert (part.first, part.next_ids, list(part.rows)) == (1, (), [])
+    later = item("r", [5, 6, 7], 1, 1, 1, [1], prompt_logprobs=0)
+    assert builder().build(schedule(later)).prompt_rows == ()
+
+
 def test_a_missing_page_is_an_error():
     with pytest.raises(GeometryError, match="page"):
         builder().build(schedule(item("r", list(range(9)), 9, 0, 9, [1, 2])))
