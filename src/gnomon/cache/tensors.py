@@ -51,7 +51,7 @@ class CacheTensors:
             raise self._lacking(f"{free} bytes are free")
         try:
             pools = self._allocate()
-        except (RuntimeError, MemoryError) as error:
+        except (RuntimeError, MemoryError, ValueError) as error:
             raise self._lacking(str(error).splitlines()[0]) from error
         self.pools: Mapping[str, PagedPool] = MappingProxyType(pools)
 

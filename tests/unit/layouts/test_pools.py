@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from hypothesis import given
@@ -187,6 +188,17 @@ def test_a_contiguous_pool_past_two_gib() -> None:
     layout.write(pool, last, torch.full((1, 64), 7.0))
     assert layout.gather(pool, last.int()).eq(7.0).all()
     assert pool.typed()[pool.num_slots - 1].eq(7.0).all()
+
+
+def test_a_new_pool_costs_no_memory_until_it_is_written() -> None:
+    """The memory of the process grows by far less than the pool's 2 GiB."""
+    layout = PlainLayout(torch.bfloat16, 64)
+    before = psutil.Process().memory_info().rss
+    pool = layout.allocate(2**20, 16)  # 2 GiB
+    layout.write(pool, torch.tensor([pool.num_slots - 1]), torch.ones(1, 64))
+    grown = psutil.Process().memory_info().rss - before
+    assert layout.gather(pool, torch.tensor([pool.num_slots - 1, 0])).sum() == 64
+    assert grown < 2**29
 
 
 def test_typed_view_shares_the_bytes() -> None:

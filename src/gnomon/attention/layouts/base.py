@@ -15,6 +15,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -115,9 +116,16 @@ class KVLayout(ABC):
         device: torch.device | str = "cpu",
         page_stride_bytes: int | None = None,
     ) -> PagedPool:
-        """A zeroed pool of `num_pages` pages, the null page included."""
+        """A zeroed pool of `num_pages` pages, the null page included.
+
+        On the CPU the system gives the memory when a page is first written.
+        """
         stride = self.page_bytes(page_size) if page_stride_bytes is None else page_stride_bytes
-        storage = torch.zeros((num_pages, stride), dtype=torch.uint8, device=device)
+        if torch.device(device).type == "cpu":
+            # torch.zeros would write every page now; numpy leaves the zeroing to the system.
+            storage = torch.from_numpy(np.zeros((num_pages, stride), dtype=np.uint8))
+        else:
+            storage = torch.zeros((num_pages, stride), dtype=torch.uint8, device=device)
         return PagedPool(self, storage, page_size)
 
     def require(self, pool: PagedPool) -> None:
