@@ -80,7 +80,8 @@ def test_abort_while_waiting_running_and_gone() -> None:
     add(engine, "a", 8)
     add(engine, "b", 8)
     engine.step()
-    for name in "ab":
+    assert engine.scheduler.request_ids == ["a", "b"]
+    for name in engine.scheduler.request_ids:
         delta = engine.scheduler.abort(name)
         assert delta is not None
         assert (delta.request_id, delta.finish_reason, delta.token_ids) == (name, "abort", [])
