@@ -18,6 +18,7 @@ import torch
 
 from gnomon.attention.dispatch import Choice, OpNeed, bind_operators, explain_rows
 from gnomon.attention.ops.operators import Operators
+from gnomon.attention.plan import Budget
 from gnomon.attention.providers import builtin_providers
 from gnomon.attention.routes import DensePolicy, RoutePolicy
 from gnomon.cache.pages import PagePool
@@ -91,7 +92,7 @@ def assemble(
     if config.cpu_threads is not None:
         torch.set_num_threads(config.cpu_threads)
     found = survey(config, default_vocab_size)
-    resolved, model = found.resolved, found.source.config
+    resolved = found.resolved
     loaded = open_model(
         found.source,
         resolved.dtype,
@@ -99,6 +100,19 @@ def assemble(
         lambda step: progress("weights", step.bytes_done, step.bytes_total),
         num_positions=resolved.max_model_len,
     )
+    return put_together(found, loaded)
+
+
+def put_together(
+    found: Survey, loaded: LoadedModel, rows: int | None = None, budget: Budget | None = None
+) -> Parts:
+    """An engine over a model that is loaded already: a cache of its own, the weights shared.
+
+    `loaded` has the config of `found.source` and positions for `found.resolved.max_model_len`.
+    `rows` (a step is padded to a multiple of it) and `budget` change no answer; gnomon.verify
+    gives others than the default to show it.
+    """
+    resolved, model, config = found.resolved, found.source.config, found.resolved.given
     schema = resolved.schema.for_model(
         revision=loaded.revision,
         dtype=str(resolved.dtype),
@@ -111,7 +125,8 @@ def assemble(
         dims=model.attention_dims(),
         page_size=config.block_size,
         device=resolved.device,
-        row_multiple=CPU_ROW_MULTIPLE if resolved.device.type == "cpu" else 1,
+        row_multiple=rows or (CPU_ROW_MULTIPLE if resolved.device.type == "cpu" else 1),
+        budget=budget or Budget(),
         policy=RoutePolicy(DensePolicy(config.dense_route)),
         is_checked=config.checked_mode,
     )
