@@ -253,10 +253,18 @@ def _pad_pages(group: str, pages: HostPages, num_requests: int) -> np.ndarray:
     widths = np.array([len(row) for row in pages], dtype=np.int64)
     width = int(widths.max(initial=0))
     padded = np.zeros((num_requests, width), dtype=np.int32)
-    padded[np.arange(width) < widths[:, None]] = np.fromiter(
-        chain.from_iterable(pages), dtype=np.int32, count=int(widths.sum())
-    )
+    padded[np.arange(width) < widths[:, None]] = _concatenate(pages, int(widths.sum()))
     return padded
+
+
+def _concatenate(pages: Sequence[Sequence[int] | np.ndarray], total: int) -> np.ndarray:
+    """All pages in one int32 array; arrays are joined as they are, lists number by number."""
+    arrays = [row for row in pages if isinstance(row, np.ndarray)]
+    if arrays and len(arrays) == len(pages):
+        joined: np.ndarray = np.concatenate(arrays)
+        return joined.astype(np.int32, copy=False)
+    rows = (row.tolist() if isinstance(row, np.ndarray) else row for row in pages)
+    return np.fromiter(chain.from_iterable(rows), dtype=np.int32, count=total)
 
 
 def _host_slots(

@@ -86,11 +86,11 @@ def test_a_huge_slot_does_not_wrap() -> None:
 
 def test_slots_never_leave_a_request() -> None:
     table = PageTable("tokens", torch.tensor([[5, 6, 0], [7, 8, 9]], dtype=torch.int32), 4)
-    request = torch.tensor([0, 0, 0, 0, 0, 1, -1, -1])
-    position = torch.tensor([7, 8, 11, 12, -1, 11, 0, 5])
-    assert table.slots(request, position).tolist() == [27, -1, -1, -1, -1, 39, -1, -1]
+    request = torch.tensor([0, 0, 0, 0, 0, 1, 1, -1, -1])
+    position = torch.tensor([7, 8, 11, 12, -1, 11, 12, 0, 5])
+    assert table.slots(request, position).tolist() == [27, -1, -1, -1, -1, 39, -1, -1, -1]
     empty = PageTable("tokens", torch.zeros((2, 0), dtype=torch.int32), 4)
-    assert empty.slots(request, position).tolist() == [-1] * 8
+    assert empty.slots(request, position).tolist() == [-1] * 9
 
 
 def _axis(**changes: object) -> RowAxis:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -91,7 +92,7 @@ def test_score_chunks_cover_what_needs_scores_once(
             met.update((row, key) for key in range(chunk.key_start, chunk.key_stop))
     for row, token in enumerate(rows):
         kv_len = 0 if token is None else token[1] + 1
-        needs = kv_len > DIMS.index_topk
+        needs = kv_len > plan.dims.index_topk
         assert (last_key[row] >= kv_len) if needs else last_key[row] == 0
     assert set(met.values()) <= {1}
 
@@ -172,7 +173,7 @@ def test_subsets_are_the_rows_of_their_route(
     longest = 0
     if plan.sparse is not None:
         longest = max((token[1] + 1 for token in tokens_of(plan.sparse.axis) if token), default=0)
-    assert plan.index_width == min(longest, DIMS.index_topk)
+    assert plan.index_width == min(longest, plan.dims.index_topk)
 
 
 def test_decodes_are_batched_and_prefills_are_not() -> None:
@@ -235,6 +236,16 @@ def test_packing_puts_short_prompts_into_one_chunk() -> None:
     assert plan.sparse is None
     assert plan.dense is not None
     assert plan.dense.axis is geometry.rows
+
+
+def test_a_long_context_is_cut_at_pages_into_chunks_of_its_own() -> None:
+    dims = replace(DIMS, index_topk=64)
+    geometry = build_geometry([2, 9], [4, 37], {"tokens": [[1], [2, 3, 4]]}, 16)
+    plan = plan_step(geometry, dims, budget=Budget(context_rows=20), policy=ALWAYS)
+    ranges = [[(g.request, g.start, g.stop) for g in c.gathers] for c in plan.context_chunks]
+    assert ranges == [[(0, 0, 4)], [(1, 0, 16)], [(1, 16, 32)], [(1, 32, 37)]]
+    last = plan.context_chunks[-1].pieces
+    assert [(p.row_start, p.row_stop) for p in last] == [(6, 11)]  # rows that see key 32 or more
 
 
 def test_mixed_steps_hold_both_routes() -> None:
