@@ -203,14 +203,9 @@ def test_a_chunk_that_straddles_topk_scores_its_later_rows_only() -> None:
 
 def test_keys_are_chunked_at_pages_when_one_block_of_rows_is_too_much() -> None:
     geometry = build_geometry([16], [1000], {"tokens": [list(range(1, 64))]}, 16)
-    budget = Budget(score_bytes=4 * 300 * (16 * 4 + 5))
-    plan = plan_step(geometry, DIMS, budget=budget)
-    assert [(c.key_start, c.key_stop) for c in plan.score_chunks] == [
-        (0, 288),
-        (288, 576),
-        (576, 864),
-        (864, 1000),
-    ]
+    plan = plan_step(geometry, DIMS, budget=Budget(score_bytes=4 * 300 * (16 * 4 + 5)))
+    ranges = [(chunk.key_start, chunk.key_stop) for chunk in plan.score_chunks]
+    assert ranges == [(0, 288), (288, 576), (576, 864), (864, 1000)]
 
 
 def test_the_bound_is_memory_not_length() -> None:
