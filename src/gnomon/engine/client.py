@@ -1,7 +1,7 @@
 """The asyncio side of an engine process: requests in, streams of deltas out, death noticed.
 
 In:  EngineRequests, one or more that share a stream (the choices of one client request).
-Out: `DeltaStream`, which yields lists of OutputDelta: all that arrived since the last look.
+Out: `ProcessStream`, which yields lists of OutputDelta: all that arrived since the last look.
 Death is seen at once (the pipe of launch.py), hanging within `hang_timeout_s` (no heartbeat for so
 long; the process is then killed). Either way every stream raises EngineDeadError, and so does
 every later `submit`.
@@ -17,7 +17,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from typing import Protocol, Self
+from typing import Self
 
 import zmq
 
@@ -31,30 +31,6 @@ logger = logging.getLogger(__name__)
 HANG_TIMEOUT_S = 60.0
 STOP_GRACE_S = 5.0
 RETRY_AFTER_S = 1.0
-
-
-class DeltaStream(Protocol):
-    """What one `submit` answers with."""
-
-    def __aiter__(self) -> Self: ...
-
-    async def __anext__(self) -> list[OutputDelta]: ...
-
-
-class EngineClient(Protocol):
-    """What the frontend needs of an engine, wherever it runs."""
-
-    @property
-    def info(self) -> wire.EngineInfo: ...
-
-    @property
-    def is_healthy(self) -> bool: ...
-
-    def submit(self, requests: Sequence[EngineRequest]) -> DeltaStream: ...
-
-    def abort(self, request_ids: Sequence[str]) -> None: ...
-
-    def stats(self) -> EngineStats: ...
 
 
 class ProcessStream:
@@ -103,7 +79,7 @@ class ProcessStream:
 
 
 class ProcessClient:
-    """An EngineClient over an EngineProcess."""
+    """Requests to an EngineProcess and what comes back (module docstring)."""
 
     def __init__(self, process: EngineProcess, hang_timeout_s: float = HANG_TIMEOUT_S) -> None:
         self._process = process

@@ -9,6 +9,7 @@ Not here: anything that needs the model or the machine (engine/resolve.py), samp
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated as A
@@ -107,6 +108,12 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         check_flags(self)
+        try:
+            json.dumps(self.hf_overrides)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"hf_overrides is {self.hf_overrides!r}: it has to be what JSON can hold ({error})."
+            ) from error
         for name in ("tensor_parallel_size", "data_parallel_size"):
             if getattr(self, name) != 1:
                 raise ConfigError(

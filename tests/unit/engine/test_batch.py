@@ -135,7 +135,7 @@ def test_host_page_table_follows_growing_and_replaced_pages(data):
             own.replace(data.draw(st.integers(0, len(own) - 1)), FakeSpan(next_page))
         else:
             if action == "restart":
-                own.clear()
+                own = spans[name] = SpanTable((1,))
             count = data.draw(st.integers(1, 12))
             own.extend([FakeSpan(next_page + place) for place in range(count)])
         next_page += 20

@@ -35,6 +35,7 @@ def tiny(**fields) -> ModelConfig:
         ({"data_parallel_size": 4}, "one device"),
         ({"enable_expert_parallel": True}, "several devices"),
         ({"hf_overrides": "x=1"}, "of type dict"),
+        ({"hf_overrides": {"torch_dtype": object()}}, "JSON"),
     ],
 )
 def test_a_bad_flag_is_named(flags, named):
