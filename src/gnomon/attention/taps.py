@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -44,7 +45,7 @@ class Recording:
     """Choices by (layer, request name): row p of a tensor is the choice at position p.
 
     ``index`` [T, W] int32 positions, ``experts`` [T, k] int64, both −1 where nothing was seen;
-    the margins [T] float64, +inf where nothing was seen or nothing was cut.
+    the margins [T] float64, +inf where nothing was seen or nothing was cut. All on the host.
     """
 
     index: Choices = field(default_factory=dict)
@@ -54,13 +55,27 @@ class Recording:
 
 
 class RecordingTap:
-    """Lets every choice pass and keeps it; a later row at a position replaces the earlier."""
+    """Lets every choice pass and keeps it; a later row at a position replaces the earlier.
+
+    Keeping is cheap; `recording` sorts everything by request, each time that it is asked for.
+    """
 
     def __init__(self, *, wants_margin: bool = True) -> None:
         self.wants_margin = wants_margin
-        self.recording = Recording()
         self._rows: RowAxis | None = None
         self._names: tuple[str, ...] = ()
+        self._index: list[_Seen] = []
+        self._experts: list[_Seen] = []
+
+    @property
+    def recording(self) -> Recording:
+        """All choices so far. Margins only where they were asked for (`wants_margin`)."""
+        return Recording(
+            index=_by_request([(seen, seen.chosen) for seen in self._index], -1),
+            experts=_by_request([(seen, seen.chosen) for seen in self._experts], -1),
+            index_margin=_margins(self._index),
+            expert_margin=_margins(self._experts),
+        )
 
     def begin_step(self, rows: RowAxis, request_ids: Sequence[str]) -> None:
         """Take the names of this step's requests."""
@@ -69,34 +84,64 @@ class RecordingTap:
     def index(self, layer: int, selection: Selection) -> KeySet:
         """Keep the lists (and margins) of all live rows; return them unchanged."""
         keys = selection.keys
-        self._keep(self.recording.index, layer, keys.axis, _only_list(keys).ids, -1)
-        if selection.margin is not None:
-            margin = selection.margin.double()[:, None]
-            self._keep(self.recording.index_margin, layer, keys.axis, margin, torch.inf)
+        ids = _only_list(keys).ids
+        self._index.append(_Seen(layer, keys.axis, self._names, ids, selection.margin))
         return keys
 
     def experts(self, layer: int, expert_ids: Tensor, margin: Tensor) -> Tensor:
         """Keep the experts of all live rows; return them unchanged."""
         rows = _begun(self._rows)
-        self._keep(self.recording.experts, layer, rows, expert_ids, -1)
-        margins = margin.double()[:, None]
-        self._keep(self.recording.expert_margin, layer, rows, margins, torch.inf)
+        kept = margin if self.wants_margin else None
+        self._experts.append(_Seen(layer, rows, self._names, expert_ids, kept))
         return expert_ids
 
-    def _keep(self, kept: Choices, layer: int, axis: RowAxis, values: Tensor, empty: float) -> None:
-        for span in axis.spans:
-            key = (layer, self._names[span.request])
-            position = axis.position[span.start : span.stop].long()
-            new = values[span.start : span.stop].detach()
-            old = kept.get(key)
-            height = max(span.last_position + 1, 0 if old is None else old.shape[0])
-            width = max(new.shape[1], 0 if old is None else old.shape[1])
-            grown = new.new_full((height, width), empty)
-            if old is not None:
-                grown[: old.shape[0], : old.shape[1]] = old
-            grown[position] = empty
-            grown[position, : new.shape[1]] = new
-            kept[key] = grown
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Seen:
+    """One layer's choices in one step: chosen [R, W], margin [R] if asked for."""
+
+    layer: int
+    axis: RowAxis
+    names: tuple[str, ...]
+    chosen: Tensor
+    margin: Tensor | None
+
+
+def _margins(seen: list[_Seen]) -> Choices:
+    asked = [(one, one.margin[:, None]) for one in seen if one.margin is not None]
+    columns = _by_request([(one, margin.double()) for one, margin in asked], torch.inf)
+    return {key: column[:, 0] for key, column in columns.items()}
+
+
+def _by_request(seen: list[tuple[_Seen, Tensor]], empty: float) -> Choices:
+    """Rows of all steps, sorted into one tensor [positions, width] per layer and request."""
+    found: Choices = {}
+    for layer in sorted({one.layer for one, _ in seen}):
+        steps = [(one, values) for one, values in seen if one.layer == layer]
+        width = max(values.shape[1] for _, values in steps)
+        names = sorted({name for one, _ in steps for name in one.names})
+        number = {name: index for index, name in enumerate(names)}
+        owners, positions = [], []
+        for one, _ in steps:
+            request, position = one.axis.host_rows()
+            numbers = np.array([number[name] for name in one.names] + [-1])
+            owners.append(numbers[request])  # a padding row has request −1: the last number
+            positions.append(position)
+        owner, position = np.concatenate(owners), np.concatenate(positions)
+        wide = [_widened(values, width, empty).cpu().numpy() for _, values in steps]
+        rows = np.concatenate(wide)
+        for name, index in number.items():
+            own = np.flatnonzero(owner == index)
+            if len(own):
+                kept = np.full((position[own].max() + 1, width), empty, dtype=rows.dtype)
+                kept[position[own]] = rows[own]  # in order of time: the last one stays
+                found[layer, name] = torch.from_numpy(kept)
+    return found
+
+
+def _widened(values: Tensor, width: int, empty: float) -> Tensor:
+    missing = width - values.shape[1]
+    return torch.nn.functional.pad(values.detach(), (0, missing), value=empty)
 
 
 class ReplayTap:
