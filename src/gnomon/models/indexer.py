@@ -73,7 +73,7 @@ class Indexer:
         query = F.linear(latent, self.query).view(-1, self.num_heads, self.key.shape[0])
         prepared = step.ops.index_prepare(
             RowTensor(rotations.index_query.axis, query),
-            RowTensor(geometry.rows, F.linear(h, self.key)),
+            step.on_write_axis(RowTensor(geometry.rows, F.linear(h, self.key))),
             self.transform,
             (rotations.index_query, rotations.index_key),
             pool,

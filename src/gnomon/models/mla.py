@@ -89,7 +89,7 @@ class LatentAttention:
 
     def write(self, h: Tensor, rotations: Rotations, step: AttentionStep) -> None:
         """Write the latents of the step's tokens to the cache."""
-        raw = RowTensor(step.geometry.rows, F.linear(h, self.kv_a))
+        raw = step.on_write_axis(RowTensor(step.geometry.rows, F.linear(h, self.kv_a)))
         pool, writes = step.pool(self.part), step.geometry.writes["tokens"]
         step.ops.latent_write(raw, self.kv_a_norm, self.latent_eps, rotations.key, pool, writes)
 
