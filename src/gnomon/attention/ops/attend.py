@@ -65,5 +65,6 @@ def _slots(segment: Segment, axis: RowAxis, table: PageTable) -> Tensor:
 
 
 def _apply_sink(out: Tensor, lse: Tensor, sink: Tensor) -> tuple[Tensor, Tensor]:
-    share = torch.sigmoid(lse - sink.to(lse.dtype))
+    # An empty row keeps its zeros also where the sink is −inf, whose difference to −inf is NaN.
+    share = torch.sigmoid(lse - sink.to(lse.dtype)).masked_fill(lse == -torch.inf, 0)
     return (out * share[..., None]).to(out.dtype), lse

@@ -1,14 +1,15 @@
 """The torch indexer: scores in blocks that fit the cache, exact top-k with a cheap tie check.
 
 In:  index queries, head weights, keys or pages. Out: scores (fp32; fp64 for fp64 queries), TopK.
-All products are batched by row (bmm), whose bits depend neither on the other rows nor on how many
-keys stand beside a key; so chunked, paged and whole scores are equal bit for bit.
+In fp32, with 8 index heads or more, the bits of a score depend neither on the other rows nor on the
+keys beside it; so chunked, paged and whole scores are equal bit for bit.
 Maths: oracle_math.md §1.5; the rule for ties and NaN: design.md §5.
 """
 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from gnomon.attention.layouts.base import Operation, PagedPool
@@ -17,19 +18,23 @@ from gnomon.attention.providers.torch.norms import widen
 
 BLOCK_NUMBERS = 1 << 18  # per-head scores held at once (1 MiB fp32): what stays in a core's cache
 TOPK_ROWS = 64  # rows that share a width in top-k; a prefill's later rows see more keys
+# A product of one row by a matrix rounds by the matrix' width, one of four rows does not (fp32).
+SAME_ROWS = 4
+SMALL_PRODUCT = 400  # torch multiplies batched matrices of fewer products in another order
 FEWEST_GEMM_ROWS = 16  # below, a plain matmul takes another path than the batched one
 
 
 def index_scores(q: Tensor, weights: Tensor, keys: Tensor, count: Tensor, scale: float) -> Tensor:
     """scores[m, n] = scale · Σ_h weights[m, h] · relu(q[m, h] · keys[n]); −inf from count[m] on."""
-    q, keys = widen(q), widen(keys)
+    q = widen(q)
     num_rows, num_heads = q.shape[:2]
-    num_keys = keys.shape[0]
+    num_keys, fewest = keys.shape[0], _fewest_columns(num_heads)
+    keys = _at_least(keys.to(q.dtype), fewest)
     scaled = _row_weights(weights, scale, q.dtype)
     block = max(1, BLOCK_NUMBERS // max(1, num_heads * num_keys))
     counts = count.tolist()
     if num_rows <= block and min(counts, default=0) >= num_keys:
-        return torch.bmm(scaled, _head_scores(q, keys))[:, 0]
+        return torch.bmm(scaled, _head_scores(q, keys))[:, 0, :num_keys]
     scores = q.new_empty(num_rows, num_keys)
     columns = torch.arange(num_keys, device=q.device)
     for start in range(0, num_rows, block):
@@ -38,8 +43,8 @@ def index_scores(q: Tensor, weights: Tensor, keys: Tensor, count: Tensor, scale:
         least = min(min(counts[start:stop]), seen)
         part = scores[start:stop]
         if seen:
-            heads = _head_scores(q[start:stop], keys[:seen])
-            part[:, :seen] = torch.bmm(scaled[start:stop], heads)[:, 0]
+            heads = _head_scores(q[start:stop], keys[: max(seen, fewest)])
+            part[:, :seen] = torch.bmm(scaled[start:stop], heads)[:, 0, :seen]
         if seen < num_keys:
             part[:, seen:] = -torch.inf
         if least < seen:
@@ -54,9 +59,11 @@ def index_scores_paged(
     """The same for rows that each have their own pages [M, P]: [M, P * page_size]."""
     q = widen(q)
     keys = _gather_pages(pool, pages).to(q.dtype)
+    num_columns = keys.shape[1]
+    keys = _at_least(keys, _fewest_columns(q.shape[1]))
     heads = torch.bmm(q, keys.mT).relu_()
-    scores = torch.bmm(_row_weights(weights, scale, q.dtype), heads)[:, 0]
-    hidden = torch.arange(keys.shape[1], device=q.device) >= count[:, None]
+    scores = torch.bmm(_row_weights(weights, scale, q.dtype), heads)[:, 0, :num_columns]
+    hidden = torch.arange(num_columns, device=q.device) >= count[:, None]
     return scores.masked_fill_(hidden, -torch.inf)
 
 
@@ -105,17 +112,28 @@ def _torch_topk(scores: Tensor, count: Tensor, k: int) -> tuple[Tensor, Tensor]:
     if num_rows < 2 * TOPK_ROWS:
         best = scores.topk(k, dim=1)
         return best.values, best.indices
-    starts = range(0, num_rows, TOPK_ROWS)
-    seen = [int(part.max()) for part in count.split(TOPK_ROWS)]
-    blocks = [
-        scores[start : start + TOPK_ROWS, : min(num_columns, max(most, k))].topk(k, dim=1)
-        for start, most in zip(starts, seen, strict=True)
-    ]
+    counts = count.tolist()
+    blocks = []
+    for start in range(0, num_rows, TOPK_ROWS):
+        seen = max(k, *counts[start : start + TOPK_ROWS])
+        part = scores[start : start + TOPK_ROWS, : min(num_columns, seen)]
+        blocks.append(part.topk(k, dim=1))
     return torch.cat([b.values for b in blocks]), torch.cat([b.indices for b in blocks])
 
 
+def _fewest_columns(num_heads: int) -> int:
+    """How many keys a weighted sum over heads takes at least, so as to take the usual path."""
+    return max(16, -(-SMALL_PRODUCT // (SAME_ROWS * num_heads)))
+
+
+def _at_least(keys: Tensor, num_keys: int) -> Tensor:
+    missing = num_keys - keys.shape[-2]
+    return F.pad(keys, (0, 0, 0, missing)) if missing > 0 else keys
+
+
 def _row_weights(weights: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
-    return (weights.to(dtype) * scale)[:, None]
+    """[M, SAME_ROWS, Hi]: equal rows, of whose products the first is read."""
+    return (weights.to(dtype) * scale)[:, None].expand(-1, SAME_ROWS, -1)
 
 
 def _head_scores(q: Tensor, keys: Tensor) -> Tensor:

@@ -1,0 +1,113 @@
+"""Choosing providers: rank, requirements, forced names, and errors that say what would work."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gnomon.attention.dispatch import (
+    OPERATORS,
+    KernelSet,
+    OpNeed,
+    Requirement,
+    bind_operators,
+    choose,
+    explain_rows,
+)
+from gnomon.attention.providers import builtin_providers
+from gnomon.errors import ConfigError, UnsupportedError
+
+
+def kernel(name: str, rank: int, requirement: Requirement | None = None) -> KernelSet:
+    return KernelSet(name, rank, {"topk": lambda: name}, requirement or Requirement())
+
+
+GPU_ONLY = Requirement(devices=frozenset({"cuda"}), dtypes=frozenset({torch.bfloat16}))
+
+
+def test_lowest_rank_that_can_wins_and_the_others_say_why_not() -> None:
+    slow, fast = kernel("slow", 9), kernel("fast", 1, GPU_ONLY)
+    choice = choose("topk", OpNeed(), (slow, fast))
+    assert choice.provider is slow
+    assert choice.rejected == (("fast", "runs on cuda, not on cpu"),)
+    on_gpu = OpNeed(device="cuda", dtype=torch.bfloat16)
+    choice = choose("topk", on_gpu, (slow, fast))
+    assert choice.provider is fast
+    assert choice.rejected == (("slow", "ranked after fast"),)
+
+
+def test_choice_does_not_hang_on_the_order_of_providers() -> None:
+    twins = (kernel("b", 3), kernel("a", 3), kernel("c", 4))
+    names = {choose("topk", OpNeed(), order).provider.name for order in (twins, twins[::-1])}
+    assert names == {"a"}
+
+
+@pytest.mark.parametrize(
+    ("requirement", "need", "reason"),
+    [
+        (GPU_ONLY, OpNeed(device="cuda"), "computes in torch.bfloat16, not in torch.float32"),
+        (
+            Requirement(layouts=frozenset({"fp8_ds_mla_656"})),
+            OpNeed(latent_layout="bf16_576"),
+            "reads layouts fp8_ds_mla_656, not bf16_576",
+        ),
+        (Requirement(), OpNeed(is_graph=True), "cannot run inside a captured graph"),
+    ],
+)
+def test_each_requirement_refuses_with_its_reason(
+    requirement: Requirement, need: OpNeed, reason: str
+) -> None:
+    provider = KernelSet("one", 1, {"sparse_mla": print}, requirement)
+    assert provider.supports("sparse_mla", need).reason == reason
+    with pytest.raises(UnsupportedError, match="one: " + reason.split(",")[0]):
+        choose("sparse_mla", need, (provider,))
+
+
+def test_layout_of_index_keys_does_not_bind_latent_operators() -> None:
+    need = OpNeed(latent_layout="a", index_layout="b")
+    layouts = {op: need.layout_of(op) for op in OPERATORS}
+    assert layouts["sparse_mla"] == layouts["latent_write"] == "a"
+    assert layouts["index_scores_paged"] == layouts["index_prepare"] == "b"
+    assert layouts["moe"] is None
+
+
+def test_own_requirement_of_an_operator_replaces_the_providers() -> None:
+    provider = KernelSet("one", 1, {"topk": print, "moe": print}, GPU_ONLY, {"moe": Requirement()})
+    assert provider.supports("moe", OpNeed()).is_ok
+    assert not provider.supports("topk", OpNeed()).is_ok
+    assert provider.supports("rope", OpNeed()).reason == "has no kernel for rope"
+
+
+def test_forced_provider_that_cannot_names_those_that_can() -> None:
+    with pytest.raises(UnsupportedError, match=r"forced for topk but .*these can: slow"):
+        choose("topk", OpNeed(), (kernel("slow", 9), kernel("fast", 1, GPU_ONLY)), "fast")
+    with pytest.raises(ConfigError, match="no provider is called 'fats'; at hand are: fast, slow"):
+        choose("topk", OpNeed(), (kernel("slow", 9), kernel("fast", 1)), "fats")
+    forced = choose("topk", OpNeed(), (kernel("slow", 9), kernel("fast", 1)), "slow")
+    assert (forced.provider.name, forced.reason) == ("slow", "forced")
+
+
+def test_unknown_operators_are_refused() -> None:
+    with pytest.raises(ConfigError, match="no operator is called 'topq'"):
+        choose("topq", OpNeed(), builtin_providers())
+    with pytest.raises(ConfigError, match="no operator is called 'topq'"):
+        bind_operators(OpNeed(), builtin_providers(), {"topq": "torch"})
+
+
+def test_binding_prefers_torch_and_can_mix() -> None:
+    _, choices = bind_operators(OpNeed(), builtin_providers())
+    assert {choice.provider.name for choice in choices} == {"torch"}
+    operators, choices = bind_operators(OpNeed(), builtin_providers(), {"topk": "reference"})
+    chosen = {choice.op: choice.provider.name for choice in choices}
+    assert chosen.pop("topk") == "reference"
+    assert set(chosen.values()) == {"torch"}
+    assert set(operators.kernels) == set(OPERATORS)
+    table = explain_rows(choices)
+    assert [row[0] for row in table] == list(OPERATORS)
+    assert ("topk", "reference", "forced", "torch: reference was forced") in table
+
+
+def test_builtin_providers_own_no_scratch_and_need_no_schedule() -> None:
+    for provider in builtin_providers():
+        assert provider.scratch_bytes("moe", OpNeed()) == 0
+        assert provider.supports("moe", OpNeed(dtype=torch.bfloat16)).is_ok
