@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
+from fastapi.responses import PlainTextResponse
 from starlette.exceptions import HTTPException
 
 import gnomon
@@ -57,7 +58,7 @@ def _add_routes(app: FastAPI) -> None:
     probe: dict[str, Any] = {"responses": {503: {"description": "Not now; the body says why."}}}
     app.get("/health", **probe)(status_routes.health)
     app.get("/ready", **probe)(status_routes.ready)
-    app.get("/metrics")(status_routes.metrics)
+    app.get("/metrics", response_class=PlainTextResponse)(status_routes.metrics)
     app.get("/server_info", **describe())(status_routes.server_info)
     app.get("/v1/models", **describe(answer=answers.ModelList))(status_routes.models)
     one_model = describe(answer=answers.ModelCard, refusals=(401, 404, 503))

@@ -104,9 +104,9 @@ def _json_message(fault: ErrorDetails, body: bytes) -> str:
 
 
 def _path(location: Iterable[int | str], value: Any, kind: str) -> list[str]:
-    """The dotted path of a fault: its location without the tags of unions, which no body holds."""
+    """The dotted path of a fault: its location without the tags of unions, "<text>" etc."""
     path: list[str] = []
-    items = list(location)
+    items = [item for item in location if not str(item).startswith("<")]
     for place, item in enumerate(items):
         if isinstance(item, int):
             path.append(str(item))

@@ -76,13 +76,13 @@ def _bounded(description: str, low: float, high: float | None, **more: Any) -> F
 
 
 def _shape_of(value: Any) -> str:
-    return "many" if isinstance(value, list) else "one"
+    return "<many>" if isinstance(value, list) else "<one>"
 
 
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 Stops = Annotated[
-    Annotated[StopString, Tag("one")]
-    | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS), Tag("many")],
+    Annotated[StopString, Tag("<one>")]
+    | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS), Tag("<many>")],
     Discriminator(_shape_of),
 ]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]

@@ -35,12 +35,8 @@ _MESSAGES_SCHEMA: dict[str, Any] = {
         "type": "object",
         "description": "A message; assistants' may also have reasoning_content, tool_calls and "
         "prefix, tools' have tool_call_id.",
-        "required": ["role", "content"],
-        "properties": {
-            "role": {"enum": ["system", "developer", "user", "assistant"]},
-            "content": {"type": "string", "pattern": "^[ -~]*$"},
-        },
-        "additionalProperties": False,
+        "required": ["role"],
+        "properties": {"role": {"enum": ["system", "developer", "user", "assistant", "tool"]}},
     },
 }
 _TOOLS_SCHEMA: dict[str, Any] = {
@@ -50,21 +46,14 @@ _TOOLS_SCHEMA: dict[str, Any] = {
             "type": "array",
             "items": {
                 "type": "object",
-                "required": ["type", "function"],
+                "required": ["function"],
                 "properties": {
-                    "type": {"const": "function"},
                     "function": {
                         "type": "object",
                         "required": ["name"],
-                        "properties": {
-                            "name": {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,64}$"},
-                            "description": {"type": "string", "pattern": "^[ -~]*$"},
-                            "parameters": {"type": "object", "additionalProperties": False},
-                        },
-                        "additionalProperties": False,
+                        "properties": {"name": {"type": "string", "minLength": 1}},
                     },
                 },
-                "additionalProperties": False,
             },
         },
     ]
@@ -78,14 +67,6 @@ def _check_tool_choice(value: Any) -> Any:
         UNSUPPORTED,
         "a call cannot be forced, because output is not constrained yet; allowed are none and auto",
     )
-
-
-def _check_response_format(value: Any) -> None:
-    if value is not None and value != {"type": "text"}:
-        raise PydanticCustomError(
-            UNSUPPORTED,
-            'output cannot be constrained yet; allowed is {{"type": "text"}}',
-        )
 
 
 ToolChoice = Annotated[
@@ -106,9 +87,7 @@ class ConversationRequest(StrictModel):
         None, max_length=MAX_TOOLS, json_schema_extra=_TOOLS_SCHEMA
     )
     chat_template_kwargs: dict[str, Any] | None = Field(
-        None,
-        description="Options of the chat format: thinking, clear_thinking, ...",
-        json_schema_extra={"enum": [None, {}, {"thinking": False}]},
+        None, description="Options of the chat format: thinking, clear_thinking, ..."
     )
     add_generation_prompt: bool | None = Field(
         None, description="Open the assistant's turn; true if not given."
@@ -131,9 +110,7 @@ class ChatRequest(ConversationRequest, GenerationRequest):
         None, description="How many of the best tokens to report beside it; needs logprobs."
     )
     response_format: Annotated[
-        None,
-        BeforeValidator(_check_response_format),
-        Field(json_schema_extra={"enum": [None, {"type": "text"}]}),
+        None, Refused('output cannot be constrained; allowed is {"type": "text"}', {"type": "text"})
     ] = None
 
     parallel_tool_calls: Annotated[None, Refused("calls cannot be counted yet", True)] = None
@@ -157,18 +134,20 @@ class ChatRequest(ConversationRequest, GenerationRequest):
 
 def _shape_of_prompt(value: Any) -> str:
     if not isinstance(value, list):
-        return "text"
+        return "<text>"
     first = value[0] if value else ""
     if isinstance(first, list):
-        return "id_lists"
-    return "texts" if isinstance(first, str) else "ids"
+        return "<id_lists>"
+    return "<texts>" if isinstance(first, str) else "<ids>"
 
 
 Prompt = Annotated[
-    Annotated[str, Tag("text")]
-    | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS), Tag("texts")]
-    | Annotated[list[TokenId], Field(min_length=1), Tag("ids")]
-    | Annotated[list[list[TokenId]], Field(min_length=1, max_length=MAX_PROMPTS), Tag("id_lists")],
+    Annotated[str, Tag("<text>")]
+    | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS), Tag("<texts>")]
+    | Annotated[list[TokenId], Field(min_length=1), Tag("<ids>")]
+    | Annotated[
+        list[list[TokenId]], Field(min_length=1, max_length=MAX_PROMPTS), Tag("<id_lists>")
+    ],
     Discriminator(_shape_of_prompt),
 ]
 
@@ -199,12 +178,17 @@ class TokenizeRequest(StrictModel):
     add_special_tokens: bool | None = Field(None, description="true if not given.")
     return_token_strs: bool | None = None
     messages: list[dict[str, Any]] | None = Field(
-        None, max_length=MAX_MESSAGES, json_schema_extra={"enum": [None]}
+        None,
+        min_length=1,
+        max_length=MAX_MESSAGES,
+        json_schema_extra={"anyOf": [{"type": "null"}, _MESSAGES_SCHEMA]},
     )
-    tools: list[dict[str, Any]] | None = Field(None, json_schema_extra={"enum": [None]})
-    chat_template_kwargs: dict[str, Any] | None = Field(None, json_schema_extra={"enum": [None]})
-    add_generation_prompt: bool | None = Field(None, json_schema_extra={"enum": [None]})
-    continue_final_message: bool | None = Field(None, json_schema_extra={"enum": [None]})
+    tools: list[dict[str, Any]] | None = Field(
+        None, max_length=MAX_TOOLS, json_schema_extra=_TOOLS_SCHEMA
+    )
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     chat_template: Annotated[None, Refused("the model's own chat format is used")] = None
 
 
