@@ -107,7 +107,7 @@ def _gather_pages(pool: PagedPool, pages: Tensor) -> Tensor:
 
 
 def _torch_topk(scores: Tensor, count: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """torch's top-k, in row blocks without the columns that no row of a block sees."""
+    """The top-k of torch, in row blocks without the columns that no row of a block sees."""
     num_rows, num_columns = scores.shape
     if num_rows < 2 * TOPK_ROWS:
         best = scores.topk(k, dim=1)
