@@ -133,7 +133,8 @@ class LatentAttention:
         axis = query.nope.axis
         q = torch.cat((query.nope.data, query.rope.data), dim=-1)
         out = q.new_zeros((axis.num_rows, self.num_heads, self.up_value.shape[1]))
-        lse = q.new_full(out.shape[:2], -torch.inf, dtype=torch.float32)
+        lse_dtype = torch.promote_types(q.dtype, torch.float32)
+        lse = q.new_full(out.shape[:2], -torch.inf, dtype=lse_dtype)
         is_begun = bytearray(axis.num_rows)  # rows that an earlier chunk has written
         for chunk in step.plan.context_chunks:
             key, value = self._expand(chunk, step)

@@ -93,45 +93,47 @@ def plain_attention(
     return weight @ entries[:, :rank] / total, (top + total.log())[:, 0]
 
 
-def strided_pool(layout: KVLayout, num_pages: int, page_size: int, stride: int | None) -> PagedPool:
-    """A zeroed pool whose pages lie ``stride`` bytes apart (None: without a gap)."""
-    return layout.allocate(num_pages, page_size, page_stride_bytes=stride)
+@dataclass(frozen=True)
+class Sizes:
+    """What an op case is made of. ``layout`` None: plain numbers of ``dtype``."""
+
+    rank: int = 32
+    rope: int = 8
+    heads: int = 4
+    layout: KVLayout | None = None
+    page_size: int = 4
+    page_stride_bytes: int | None = None
+    num_rows: int | None = None  # the step is padded to so many rows
+    dtype: torch.dtype = torch.float64
+    seed: int = 0
 
 
-def op_case(
-    query_lens: Sequence[int],
-    kv_lens: Sequence[int],
-    *,
-    rank: int = 32,
-    rope: int = 8,
-    heads: int = 4,
-    layout: KVLayout | None = None,
-    page_size: int = 4,
-    page_stride_bytes: int | None = None,
-    num_rows: int | None = None,
-    dtype: torch.dtype = torch.float64,
-    seed: int = 0,
-) -> OpCase:
-    """Random latents, written through the layout; the step padded to ``num_rows`` if given."""
-    generator = torch.Generator().manual_seed(seed)
-    pages = deal_pages(kv_lens, page_size, seed)
-    geometry = build_geometry(query_lens, kv_lens, {"tokens": pages}, page_size)
-    geometry = geometry if num_rows is None else pad_rows(geometry, num_rows)
-    layout = layout or PlainLayout(dtype, rank + rope)
+def op_case(query_lens: Sequence[int], kv_lens: Sequence[int], **sizes: Any) -> OpCase:
+    """Random latents, written through the layout; ``sizes`` are fields of Sizes."""
+    size = Sizes(**sizes)
+    generator = torch.Generator().manual_seed(size.seed)
+    pages = deal_pages(kv_lens, size.page_size, size.seed)
+    geometry = build_geometry(query_lens, kv_lens, {"tokens": pages}, size.page_size)
+    geometry = geometry if size.num_rows is None else pad_rows(geometry, size.num_rows)
+    layout = size.layout or PlainLayout(size.dtype, size.rank + size.rope)
     num_pages = 1 + sum(map(len, pages))
-    pool = strided_pool(layout, num_pages, page_size, page_stride_bytes)
+    pool = layout.allocate(num_pages, size.page_size, page_stride_bytes=size.page_stride_bytes)
     stored = []
     for b, length in enumerate(kv_lens):
         slots = torch.tensor(
-            [pages[b][p // page_size] * page_size + p % page_size for p in range(length)],
+            [
+                pages[b][p // size.page_size] * size.page_size + p % size.page_size
+                for p in range(length)
+            ],
             dtype=torch.int64,
         )
-        values = torch.randn(length, rank + rope, generator=generator, dtype=torch.float64)
-        layout.write(pool, slots, values.to(dtype))
+        values = torch.randn(length, layout.dim, generator=generator, dtype=torch.float64)
+        layout.write(pool, slots, values.to(size.dtype))
         stored.append(layout.gather(pool, slots).double())
 
     def rows(*shape: int) -> RowTensor:
-        data = torch.randn(geometry.rows.num_rows, *shape, generator=generator, dtype=dtype)
+        data = torch.randn(geometry.rows.num_rows, *shape, generator=generator, dtype=size.dtype)
         return RowTensor(geometry.rows, data)
 
-    return OpCase(geometry, pool, stored, rows(heads, rank), rows(heads, rope), rank)
+    latent, rope = rows(size.heads, size.rank), rows(size.heads, size.rope)
+    return OpCase(geometry, pool, stored, latent, rope, size.rank)
