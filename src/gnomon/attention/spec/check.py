@@ -17,6 +17,7 @@ from torch import Tensor
 
 from gnomon.attention.dispatch import OpNeed, Provider
 from gnomon.attention.layouts.base import PagedPool
+from gnomon.attention.layouts.plain import PlainLayout
 from gnomon.attention.spec.model import (
     EXACT,
     Arguments,
@@ -68,11 +69,22 @@ def _copies(arguments: Arguments, widen: bool) -> Arguments:
 
 def _copy(value: Any, widen: bool) -> Any:
     if isinstance(value, PagedPool):
-        return PagedPool(value.layout, value.storage.clone(), value.page_size)
+        return _copy_pool(value, widen)
     if isinstance(value, Tensor):
         is_float = value.is_floating_point()
         return value.double() if widen and is_float else value.clone()
     return value
+
+
+def _copy_pool(pool: PagedPool, widen: bool) -> PagedPool:
+    """The same entries; a plain pool can be widened, so that the reference writes unrounded."""
+    if not (widen and isinstance(pool.layout, PlainLayout)):
+        return PagedPool(pool.layout, pool.storage.clone(), pool.page_size)
+    wide = PlainLayout(torch.float64, pool.layout.dim).allocate(
+        pool.num_pages, pool.page_size, pool.device
+    )
+    wide.typed_pages().copy_(pool.typed_pages())
+    return wide
 
 
 def _compare(
