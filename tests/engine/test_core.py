@@ -203,7 +203,7 @@ def test_refused_requests_change_nothing(clean):
     with pytest.raises(RequestError, match="in use"):
         clean.add([request("twice", [1]), request("twice", [2])])
     assert not clean.has_work
-    small = tiny_core(max_queue_size=2)
+    small = tiny_core(max_queue_size=1, max_num_seqs=1)
     with pytest.raises(OverloadError):
         small.add([request(str(i), [1]) for i in range(3)])
     assert not small.has_work

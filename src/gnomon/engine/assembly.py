@@ -155,7 +155,8 @@ def _scheduler_config(config: EngineConfig, resolved: ResolvedConfig) -> Schedul
         max_num_batched_tokens=resolved.max_num_batched_tokens,
         max_prefill_chunk=config.max_prefill_chunk or 0,
         policy="priority" if config.scheduling_policy == "priority" else "fcfs",
-        max_queue=config.max_queue_size,
+        # A burst waits in whole until the next step seats it; who may be in flight may wait.
+        max_queue=resolved.max_num_seqs + config.max_queue_size,
         enable_prefix_cache=config.enable_prefix_caching,
     )
 

@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 
 from gnomon.server.engine_port import EnginePort
 
+REASONS = ("stop", "length", "abort", "error")
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -40,6 +41,8 @@ class ServerMetrics:
             ["finished_reason"],
             registry=self.registry,
         )
+        for reason in REASONS:
+            self._success.labels(reason)  # shows 0 from the start
         self._answers = Counter(
             "gnomon_http_requests",
             "Answers of the server, by status.",
