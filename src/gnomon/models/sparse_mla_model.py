@@ -88,7 +88,8 @@ class SparseMlaModel:
         x = self.embedding.index_select(0, token_ids.data)
         keys: KeySet | None = None
         faults: list[RowTensor] = []
-        for layer in self.layers:
+        for number, layer in enumerate(self.layers):
+            ops.begin_layer(number)
             h = ops.rms_norm(x, layer.input_norm, eps)
             q_latent = layer.attention.query_latent(h, step)
             layer.attention.write(h, rotations, step)

@@ -44,6 +44,9 @@ class Operators:
         self._lse_merge = kernels["lse_merge"]
         self._moe = kernels["moe"]
 
+    def begin_layer(self, layer: int) -> None:
+        """The calls from here on are of this layer. For sets of operators that watch or record."""
+
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Over the last dim: x * rsqrt(mean(x²) + eps) * weight; fp32 inside, one rounding."""
         return self._rms_norm(x, weight, eps)
