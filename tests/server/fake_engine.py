@@ -81,6 +81,9 @@ class FakeEngine:
         self.started.append((request_id, params))
         return FakeStream(self, request)
 
+    def reset_prefix_cache(self) -> None:
+        self.started.clear()
+
     async def drain(self, deadline_s: float | None = None) -> None:
         while self.open:
             await asyncio.sleep(0.01)

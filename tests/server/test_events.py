@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import httpx
@@ -38,7 +38,7 @@ class Wire:
         return b"".join(message.get("body", b"") for message in self.sent)
 
 
-async def send(wire: Wire, events: AsyncIterator[bytes], keep_alive_s: float = 60.0) -> list[str]:
+async def send(wire: Wire, events: AsyncGenerator[bytes], keep_alive_s: float = 60.0) -> list[str]:
     """Run a stream to its end; what was closed."""
     closed: list[str] = []
 
@@ -50,7 +50,7 @@ async def send(wire: Wire, events: AsyncIterator[bytes], keep_alive_s: float = 6
     return closed
 
 
-async def words(*items: bytes) -> AsyncIterator[bytes]:
+async def words(*items: bytes) -> AsyncGenerator[bytes]:
     for item in items:
         yield item
 
@@ -66,7 +66,7 @@ async def test_events_then_done_then_closed() -> None:
 
 
 async def test_silence_is_filled_with_comments() -> None:
-    async def slow() -> AsyncIterator[bytes]:
+    async def slow() -> AsyncGenerator[bytes]:
         yield b"1"
         while wire.body.count(b": keep-alive\n\n") < 3:
             await asyncio.sleep(0.001)
@@ -84,7 +84,7 @@ async def test_silence_is_filled_with_comments() -> None:
     [(EngineDeadError("it died"), "engine_dead"), (ValueError("inner"), "internal_error")],
 )
 async def test_an_error_after_the_first_byte_is_an_event(error: Exception, code: str) -> None:
-    async def breaking() -> AsyncIterator[bytes]:
+    async def breaking() -> AsyncGenerator[bytes]:
         yield b"1"
         raise error
 
@@ -99,7 +99,7 @@ async def test_an_error_after_the_first_byte_is_an_event(error: Exception, code:
 async def test_a_client_that_leaves_cancels_the_source() -> None:
     ended: list[str] = []
 
-    async def endless() -> AsyncIterator[bytes]:
+    async def endless() -> AsyncGenerator[bytes]:
         try:
             yield b"1"
             wire.left.set()

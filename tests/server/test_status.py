@@ -82,6 +82,19 @@ def test_tokens_and_text_go_round(server: RunningServer) -> None:
     assert len(named["token_strs"]) == named["count"]
 
 
+def test_the_prefix_cache_can_be_emptied(server: RunningServer) -> None:
+    prompt = {"prompt": "A prompt of more than a page. " * 4, "max_tokens": 1}
+
+    def num_cached() -> int:
+        usage = ask(server, "/v1/completions", **prompt)["usage"]
+        return int(usage["prompt_tokens_details"]["cached_tokens"])
+
+    num_cached()
+    assert num_cached() > 0
+    ask(server, "/reset_prefix_cache")
+    assert num_cached() == 0
+
+
 def test_a_conversation_has_the_same_ids_everywhere(server: RunningServer) -> None:
     rendered = ask(server, "/v1/chat/completions/render", messages=MESSAGES, max_tokens=3)
     tokenized = ask(server, "/tokenize", messages=MESSAGES)

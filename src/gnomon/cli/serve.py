@@ -11,12 +11,16 @@ import asyncio
 import logging
 import os
 import socket
+from typing import TYPE_CHECKING
 
 import typer
 
 from gnomon.cli.flags import ModelArgument, with_flags, with_model
 from gnomon.engine.config import EngineConfig
 from gnomon.server.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from gnomon.frontend.async_llm import AsyncLLM
 
 API_KEY_VARIABLE = "GNOMON_API_KEY"
 
@@ -43,6 +47,8 @@ def serve(
     settings: ServerSettings,
 ) -> None:
     """Answer OpenAI clients over HTTP."""
+    from gnomon.cli.progress import LoadingDisplay
+    from gnomon.frontend.async_llm import AsyncLLM
     from gnomon.server.serving import bind
 
     logging.basicConfig(
@@ -55,23 +61,21 @@ def serve(
             **{**settings.given(), "api_key": os.environ[API_KEY_VARIABLE]}
         )
     with bind(settings) as sock:
-        asyncio.run(_serve(config, settings, sock))
+        # Here and not in the event loop, so that Ctrl-C ends a long load at once.
+        with LoadingDisplay(config.model or "the built-in model") as display:
+            llm = AsyncLLM(config, display.report)
+        asyncio.run(_serve(llm, settings, sock))
 
 
-async def _serve(config: EngineConfig, settings: ServerSettings, sock: socket.socket) -> None:
-    from gnomon.cli.progress import LoadingDisplay
-    from gnomon.frontend.async_llm import AsyncLLM
+async def _serve(llm: AsyncLLM, settings: ServerSettings, sock: socket.socket) -> None:
     from gnomon.server.serving import serve as serve_engine
     from gnomon.server.serving import url_of
 
-    label = config.model or "the built-in model"
-    with LoadingDisplay(label) as display:
-        llm = await asyncio.to_thread(AsyncLLM, config, display.report)
+    name = llm.config.served_model_name or llm.info.model_label
+    url = url_of(sock)
+
+    def announce() -> None:
+        print(f"serving {name} at {url}/v1 (Ctrl-C stops)", flush=True)
+
     async with llm:
-        name = config.served_model_name or llm.info.model_label
-        url = url_of(sock)
-
-        def announce() -> None:
-            print(f"serving {name} at {url}/v1 (Ctrl-C stops)", flush=True)
-
         await serve_engine(llm, settings, sock, announce)

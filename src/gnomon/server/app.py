@@ -60,6 +60,7 @@ def _add_routes(app: FastAPI) -> None:
     app.get("/ready", **probe)(status_routes.ready)
     app.get("/metrics", response_class=PlainTextResponse)(status_routes.metrics)
     app.get("/server_info", **describe())(status_routes.server_info)
+    app.post("/reset_prefix_cache", **describe())(status_routes.reset_prefix_cache)
     app.get("/v1/models", **describe(answer=answers.ModelList))(status_routes.models)
     one_model = describe(answer=answers.ModelCard, refusals=(401, 404, 503))
     one_model["openapi_extra"] = {"parameters": [_MODEL_PARAMETER]}

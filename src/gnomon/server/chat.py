@@ -10,8 +10,9 @@ Not here: the rendering (prompts.py), sampling parameters (sampling.py), the SSE
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -94,6 +95,15 @@ class _Choice:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     last: Delta | None = None
 
+    def add(self, delta: Delta) -> None:
+        """Keep what a delta brings, for the whole answer."""
+        content, reasoning = self.parse(delta)
+        self.content.append(content)
+        self.reasoning.append(reasoning)
+        self.token_ids.extend(delta.token_ids)
+        self.logprobs.extend(delta.logprobs or ())
+        self.last = delta
+
     def parse(self, delta: Delta) -> tuple[str, str]:
         """The answer's text and the thoughts' that a delta brings."""
         events: Iterable[Event] = self.parser.feed(delta.text, delta.token_ids)
@@ -132,23 +142,24 @@ class _ChatWriter:
             for _ in range(generation.job.params[0].n)
         ]
 
-    async def events(self) -> AsyncIterator[bytes]:
+    async def events(self) -> AsyncGenerator[bytes]:
         """The bodies of the events; the last one of a choice has its finish_reason."""
         encode = msgspec.json.Encoder().encode
         sends_ids = bool(self._body.return_token_ids)
         prompt_ids = self._prompt.token_ids if sends_ids else UNSET
-        async for _, delta in self._generation.deltas():
-            choice = self._chunk_choice(self._choices[delta.index], delta, sends_ids)
-            chunk = ChatChunk(
-                id=self._generation.job.answer_id,
-                created=self._created,
-                model=self._model,
-                choices=[choice],
-                usage=self._report.so_far(self._generation),
-                prompt_token_ids=prompt_ids,
-            )
-            prompt_ids = UNSET
-            yield encode(chunk)
+        async with contextlib.aclosing(self._generation.deltas()) as deltas:
+            async for _, delta in deltas:
+                choice = self._chunk_choice(self._choices[delta.index], delta, sends_ids)
+                chunk = ChatChunk(
+                    id=self._generation.job.answer_id,
+                    created=self._created,
+                    model=self._model,
+                    choices=[choice],
+                    usage=self._report.so_far(self._generation),
+                    prompt_token_ids=prompt_ids,
+                )
+                prompt_ids = UNSET
+                yield encode(chunk)
         if self._report.at_end:
             yield encode(
                 ChatChunk(
@@ -163,16 +174,11 @@ class _ChatWriter:
     async def answer(self) -> ChatAnswer:
         """The whole answer, when it is complete."""
         prompt_scores = None
-        async for _, delta in self._generation.deltas():
-            choice = self._choices[delta.index]
-            content, reasoning = choice.parse(delta)
-            choice.content.append(content)
-            choice.reasoning.append(reasoning)
-            choice.token_ids.extend(delta.token_ids)
-            choice.logprobs.extend(delta.logprobs or ())
-            choice.last = delta
-            if delta.index == 0 and delta.prompt_logprobs is not None:
-                prompt_scores = prompt_logprobs(delta.prompt_logprobs, self._tokenizer)
+        async with contextlib.aclosing(self._generation.deltas()) as deltas:
+            async for _, delta in deltas:
+                self._choices[delta.index].add(delta)
+                if delta.prompt_logprobs is not None:
+                    prompt_scores = prompt_logprobs(delta.prompt_logprobs, self._tokenizer)
         sends_ids = bool(self._body.return_token_ids)
         return ChatAnswer(
             id=self._generation.job.answer_id,

@@ -8,8 +8,9 @@ Not here: tokenization (prompts.py), sampling parameters (sampling.py), the SSE 
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 
 import msgspec
@@ -131,30 +132,34 @@ class _CompletionWriter:
             return None
         return CompletionLogprobsWriter(self._engine.language.tokenizer)
 
-    async def events(self) -> AsyncIterator[bytes]:
+    async def events(self) -> AsyncGenerator[bytes]:
         """The bodies of the events; the last one of a choice has its finish_reason."""
         encode = msgspec.json.Encoder().encode
-        async for place, delta in self._generation.deltas():
-            yield encode(self._answer([self._chunk_choice(place, delta)], is_last=False))
+        async with contextlib.aclosing(self._generation.deltas()) as deltas:
+            async for place, delta in deltas:
+                yield encode(self._answer([self._chunk_choice(place, delta)], is_last=False))
         if self._report.at_end:
             yield encode(self._answer([], is_last=True))
 
     async def answer(self) -> CompletionAnswer:
         """The whole answer, when it is complete."""
-        async for place, delta in self._generation.deltas():
-            choice = self._choices[place * self._num_choices + delta.index]
-            choice.text.append(self._text(choice, delta))
-            choice.token_ids.extend(delta.token_ids)
-            scores = self._scores(choice, delta)
-            if scores is not None:
-                choice.logprobs.append(scores)
-            if delta.prompt_logprobs is not None and self._body.prompt_logprobs is not None:
-                choice.prompt_logprobs = prompt_logprobs(
-                    delta.prompt_logprobs, self._engine.language.tokenizer
-                )
-            choice.last = delta
+        async with contextlib.aclosing(self._generation.deltas()) as deltas:
+            async for place, delta in deltas:
+                self._add(self._choices[place * self._num_choices + delta.index], delta)
         choices = [self._whole(index, choice) for index, choice in enumerate(self._choices)]
         return self._answer(choices, is_last=True)
+
+    def _add(self, choice: _Choice, delta: Delta) -> None:
+        """Keep what a delta brings, for the whole answer."""
+        choice.text.append(self._text(choice, delta))
+        choice.token_ids.extend(delta.token_ids)
+        scores = self._scores(choice, delta)
+        if scores is not None:
+            choice.logprobs.append(scores)
+        if delta.prompt_logprobs is not None and self._body.prompt_logprobs is not None:
+            tokenizer = self._engine.language.tokenizer
+            choice.prompt_logprobs = prompt_logprobs(delta.prompt_logprobs, tokenizer)
+        choice.last = delta
 
     def _answer(self, choices: list[CompletionChoice], *, is_last: bool) -> CompletionAnswer:
         generation = self._generation

@@ -12,9 +12,10 @@ Not here: the shape of answers (chat.py, completions.py), HTTP (stream.py).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
 from gnomon.engine.sampling_params import SamplingParams
@@ -87,16 +88,17 @@ class Generation:
             await self._release()
             raise
 
-    async def deltas(self) -> AsyncIterator[tuple[int, Delta]]:
+    async def deltas(self) -> AsyncGenerator[tuple[int, Delta]]:
         """All output, in the order of arrival."""
         if len(self._streams) == 1:
             async for delta in self._streams[0]:
                 self._note(0, delta)
                 yield 0, delta
             return
-        async for place, delta in _merged(self._streams):
-            self._note(place, delta)
-            yield place, delta
+        async with contextlib.aclosing(_merged(self._streams)) as merged:
+            async for place, delta in merged:
+                self._note(place, delta)
+                yield place, delta
 
     def usage(self) -> Usage:
         """Tokens so far."""
@@ -177,7 +179,7 @@ class Generation:
         )
 
 
-async def _merged(streams: Sequence[DeltaStream]) -> AsyncIterator[tuple[int, Delta]]:
+async def _merged(streams: Sequence[DeltaStream]) -> AsyncGenerator[tuple[int, Delta]]:
     """Several streams as one. The first error of any ends it."""
     arrived: asyncio.Queue[tuple[int, Delta | Exception | None]] = asyncio.Queue()
 

@@ -7,7 +7,7 @@ Not here: the shape of the answer (chat.py, completions.py).
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Protocol
 
 import msgspec
@@ -21,7 +21,7 @@ from gnomon.server.stream import CLIENT_LEFT, EventStream, unless_client_leaves
 class Writer(Protocol):
     """Makes the answer of one request out of its deltas, by one of two ways."""
 
-    def events(self) -> AsyncIterator[bytes]:
+    def events(self) -> AsyncGenerator[bytes]:
         """The JSON bodies of the events of a stream."""
         ...
 

@@ -1,6 +1,6 @@
 """The endpoints that look: health, readiness, metrics, models, the resolved configuration.
 
-In:  requests without a body.
+In:  requests without a body; one of them, /reset_prefix_cache, also does something.
 Out: /health is 200 while the engine lives, /ready while a request would be taken (else 503);
      /server_info has every value of the configuration with where it came from. No key is shown.
 Not here: anything that runs the model.
@@ -84,6 +84,12 @@ async def server_info(request: Request) -> Response:
         "server": settings,
     }
     return _json(shown)
+
+
+async def reset_prefix_cache(request: Request) -> Response:
+    """Forget the cached pages that no request holds: a benchmark begins cold."""
+    state_of(request).engine.reset_prefix_cache()
+    return _json({"status": "ok"})
 
 
 def _language(state: ServerState) -> str:

@@ -13,8 +13,9 @@ Not here: what the events say.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from fastapi import Response
@@ -36,7 +37,7 @@ class EventStream(Response):
 
     def __init__(
         self,
-        events: AsyncIterator[bytes],
+        events: AsyncGenerator[bytes],
         close: Callable[[], Awaitable[None]],
         keep_alive_s: float,
     ) -> None:
@@ -65,9 +66,10 @@ class EventStream(Response):
     async def _send_all(self, send: Send) -> None:
         loop = asyncio.get_running_loop()
         try:
-            async for event in self._events:
-                await _send_bytes(send, b"data: " + event + b"\n\n")
-                self._last_sent = loop.time()
+            async with contextlib.aclosing(self._events):
+                async for event in self._events:
+                    await _send_bytes(send, b"data: " + event + b"\n\n")
+                    self._last_sent = loop.time()
         except Exception as error:
             if not isinstance(error, GnomonError):
                 logger.exception("a stream failed after it had begun")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +14,10 @@ from typer.testing import CliRunner
 
 from gnomon.cli.flags import FOREIGN_FLAGS, refuse_foreign_flags, with_flags, with_model
 from gnomon.cli.main import build_app, main
+from gnomon.cli.progress import LoadingDisplay
 from gnomon.engine.config import EngineConfig, flag_specs
 from gnomon.errors import ConfigError
+from gnomon.server.serving import bind, url_of
 from gnomon.server.settings import ServerSettings
 
 COMMANDS = ("serve", "chat", "generate", "explain", "env")
@@ -163,6 +166,47 @@ def test_the_command_starts_without_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_no_server_is_said_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with bind(ServerSettings(port=0)) as closed:  # bound, but nobody listens
+        arguments = ["gnomon", "chat", "--url", url_of(closed), "--quick", "hi"]
+        monkeypatch.setattr(sys, "argv", arguments)
+        with pytest.raises(SystemExit) as caught:
+            main()
+    assert caught.value.code == 1
+    assert "no answer from" in capfd.readouterr().err
+
+
+def test_generate_prints_one_object_per_prompt(tmp_path: Path) -> None:
+    file = tmp_path / "prompts"
+    file.write_text("At noon\n\nthe shadow\n", encoding="utf-8")
+    arguments = ["generate", "--model", "random:deepseek_v32,layers=1", "--file", str(file)]
+    limits = ["--num-kv-pages", "40", "--max-tokens", "3", "--temperature", "0", "-n", "2"]
+    result = CliRunner().invoke(build_app(), [*arguments, *limits, "--json"])
+    assert result.exit_code == 0, result.output
+    rows = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [row["prompt"] for row in rows] == ["At noon", "the shadow"]
+    for row in rows:
+        assert [len(output["token_ids"]) for output in row["outputs"]] == [3, 3]
+        assert row["outputs"][0]["text"] == row["outputs"][1]["text"]  # greedy
+    assert "loaded random:deepseek_v32,layers=1" in result.stderr
+
+
+def test_loading_is_told_in_lines_where_there_is_no_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with LoadingDisplay("a model") as display:
+        for done in range(0, 101):
+            display.report("weights", done * 2**20, 100 * 2**20)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "loading a model"
+    assert lines[1:-1] == [
+        f"  weights {share}% {share} of 100 MiB" for share in (0, 25, 50, 75, 100)
+    ]
+    assert lines[-1].startswith("loaded a model in ")
 
 
 def test_env_tells_versions_and_hardware() -> None:
