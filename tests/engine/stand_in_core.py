@@ -66,6 +66,9 @@ class StandInCore:
     def stats(self) -> EngineStats:
         return EngineStats(running=len(self.alive), num_steps=self.num_steps)
 
+    def shadow_stats(self) -> None:
+        """No shadow."""
+
     def reset_prefix_cache(self) -> None:
         self.num_steps = 0
 

@@ -95,7 +95,9 @@ def _print(report: ReplayReport, recording: Recording) -> None:
     step = recording.step
     facts = [f"{name} {value}" for name, value in recording.origin.items()]
     names = ", ".join(sorted(set(recording.providers.values())))
-    print(f"recorded  step {step.step_id if step else '?'} ({recording.reason}), {', '.join(facts)}")
+    print(
+        f"recorded  step {step.step_id if step else '?'} ({recording.reason}), {', '.join(facts)}"
+    )
     if step is not None:
         rows, requests = step.geometry.rows, step.geometry.requests
         print(f"          {rows.num_live} rows of {requests.num_requests} requests, run by {names}")

@@ -19,6 +19,7 @@ import time
 from collections.abc import Sequence
 from typing import Self
 
+import msgspec
 import zmq
 
 from gnomon.engine import wire
@@ -220,6 +221,9 @@ class ProcessClient:
                 if delta.finish_reason is not None:
                     del self._streams[delta.request_id]
                 stream.put(delta)
+        elif isinstance(event, wire.Heartbeat):
+            if event.shadow is not None:
+                self._stats = msgspec.structs.replace(self._stats, shadow=event.shadow)
         elif isinstance(event, wire.RequestRefused):
             stream = self._streams.pop(event.request_id, None)
             if stream is not None:

@@ -18,7 +18,13 @@ import msgspec
 from gnomon.engine.assembly import Parts, Progress, assemble
 from gnomon.engine.batch import Batch
 from gnomon.engine.config import EngineConfig
-from gnomon.engine.messages import EngineRequest, EngineStats, OutputDelta, TokenLogprobs
+from gnomon.engine.messages import (
+    EngineRequest,
+    EngineStats,
+    OutputDelta,
+    ShadowStats,
+    TokenLogprobs,
+)
 from gnomon.engine.runner import RunOutput, Taps
 from gnomon.engine.sampler import SampledRows
 from gnomon.engine.schedule_step import StepSchedule
@@ -48,7 +54,18 @@ class EngineCore:
 
     def stats(self) -> EngineStats:
         """Gauges and counters as they are now."""
-        return self._parts.scheduler.stats()
+        stats, shadow = self._parts.scheduler.stats(), self.shadow_stats()
+        return stats if shadow is None else msgspec.structs.replace(stats, shadow=shadow)
+
+    def shadow_stats(self) -> ShadowStats | None:
+        """What shadow mode has found so far, None without it. From any thread."""
+        witness = self._parts.witness
+        return None if witness is None else witness.shadow_stats()
+
+    def close(self) -> None:
+        """End what runs beside the engine. Idempotent; the engine itself needs no end."""
+        if self._parts.witness is not None:
+            self._parts.witness.close()
 
     def check_integrity(self) -> None:
         """Raise GnomonError if queues or pages disagree. For tests; slow."""
@@ -94,13 +111,21 @@ class EngineCore:
             return []
         try:
             batch = parts.builder.build(schedule)
-            output = parts.runner.run(batch, self.taps)
+            output = self._run(schedule.step_id, batch)
             sampled = parts.sampler.sample(output.logits, batch.samples)
-        except BaseException:  # an interrupt too: the step's pages must not stay in flight
+        except BaseException as error:  # an interrupt too: its pages must not stay in flight
             parts.scheduler.fail_step(schedule, "the step was not completed")
+            error.add_note(f"in step {schedule.step_id}")
             raise
         self._keep_prompt_logprobs(batch, output)
         return self._commit(schedule, output, sampled, batch)
+
+    def _run(self, step_id: int, batch: Batch) -> RunOutput:
+        """Run the batch; before witnesses, where steps are recorded or shadowed."""
+        witness = self._parts.witness
+        if witness is None:
+            return self._parts.runner.run(batch, self.taps)
+        return witness.run(step_id, batch, self.taps)
 
     def _commit(
         self, schedule: StepSchedule, output: RunOutput, sampled: SampledRows, batch: Batch

@@ -110,6 +110,32 @@ class OutputDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     prompt_logprobs: list[TokenLogprobs | None] | None = None
 
 
+class ShadowOperator(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """One operator in shadow mode: calls compared, those that differed, and the worst of them.
+
+    worst_share: the largest difference as a share of what the operator's tolerance allows.
+    """
+
+    cases: int = 0
+    differing: int = 0
+    worst_difference: float = 0.0
+    worst_share: float = 0.0
+
+
+class ShadowStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """What shadow mode has done since the start.
+
+    steps: compared. dropped: chosen, but the shadow was behind. errors: could not be compared.
+    late_calls: calls of compared steps for which the time did not suffice.
+    """
+
+    steps: int = 0
+    dropped: int = 0
+    errors: int = 0
+    late_calls: int = 0
+    operators: dict[str, ShadowOperator] = {}
+
+
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """The scheduler's state after a step: gauges first, then counters since the start.
 
@@ -129,3 +155,4 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     generation_tokens: int = 0
     finished: dict[str, int] = {}
     rejected: int = 0
+    shadow: ShadowStats | None = None

@@ -29,7 +29,7 @@ import zmq
 
 from gnomon.engine import wire
 from gnomon.engine.config import EngineConfig
-from gnomon.engine.messages import EngineRequest, EngineStats, OutputDelta
+from gnomon.engine.messages import EngineRequest, EngineStats, OutputDelta, ShadowStats
 from gnomon.errors import EngineDeadError, GnomonError
 
 HEARTBEAT_S = 1.0
@@ -55,6 +55,8 @@ class Core(Protocol):
     def step(self) -> list[OutputDelta]: ...
 
     def stats(self) -> EngineStats: ...
+
+    def shadow_stats(self) -> ShadowStats | None: ...
 
     def reset_prefix_cache(self) -> None: ...
 
@@ -186,14 +188,20 @@ def _serve(
         loop = EngineLoop(core, commands, send, signals)
         signal.signal(signal.SIGTERM, loop.on_term_signal)
         send(wire.EngineReady(core.info))
-        with _heartbeats(heart, loop):
+        with _heartbeats(heart, loop, core):
             try:
                 loop.run(config.drain_timeout_s)
             except Exception as error:  # whatever it is, the engine's state is no longer known
-                send(wire.EngineFailed(f"{type(error).__name__}: {error}", traceback.format_exc()))
+                words = "; ".join([f"{type(error).__name__}: {error}", *_notes(error)])
+                send(wire.EngineFailed(words, traceback.format_exc()))
                 return 1
     send(wire.EngineStopped())
     return 0
+
+
+def _notes(error: Exception) -> list[str]:
+    """What was added to an error on its way, such as the step that it happened in."""
+    return list(getattr(error, "__notes__", ()))
 
 
 def _socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, endpoint: str) -> zmq.Socket[bytes]:
@@ -228,7 +236,7 @@ def _die_with_parent(parent_pipe: int, folder: str) -> None:
 
 
 @contextlib.contextmanager
-def _heartbeats(heart: zmq.Socket[bytes], loop: EngineLoop) -> Iterator[None]:
+def _heartbeats(heart: zmq.Socket[bytes], loop: EngineLoop, core: Core) -> Iterator[None]:
     """Send a heartbeat now and then from another thread, which alone uses the socket `heart`."""
     is_over = threading.Event()
 
@@ -236,7 +244,7 @@ def _heartbeats(heart: zmq.Socket[bytes], loop: EngineLoop) -> Iterator[None]:
         while not is_over.wait(HEARTBEAT_S):
             began = loop.step_began
             step_s = 0.0 if began is None else time.monotonic() - began
-            heart.send(wire.encode(wire.Heartbeat(step_s)))
+            heart.send(wire.encode(wire.Heartbeat(step_s, core.shadow_stats())))
 
     thread = threading.Thread(target=beat, daemon=True)
     thread.start()

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from gnomon.engine.messages import EngineRequest, EngineStats, OutputDelta
+from gnomon.engine.messages import EngineRequest, EngineStats, OutputDelta, ShadowStats
 from gnomon.errors import (
     CheckpointError,
     ConfigError,
@@ -112,9 +112,13 @@ class RequestRefused(msgspec.Struct, frozen=True, tag=True):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag=True):
-    """The engine lives; its current step has run for `step_s` seconds (0: between steps)."""
+    """The engine lives; its current step has run for `step_s` seconds (0: between steps).
+
+    shadow: what shadow mode found meanwhile, also while no step runs; None without it.
+    """
 
     step_s: float
+    shadow: ShadowStats | None = None
 
 
 class Draining(msgspec.Struct, frozen=True, tag=True):

@@ -1,0 +1,106 @@
+"""Which steps are recorded, and where the files go.
+
+In:  the flags record, record_steps and redact; recordings.
+Out: files in the folder, one per step, mode 0600, at most MAX_KEPT of each kind in one run of the
+     engine, so that a fault in every step cannot fill a disk.
+Not here: capturing (attention/recording_capture.py), running the steps (record_witness.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+from gnomon.attention.recording import Recording
+from gnomon.attention.recording_file import SUFFIX, own_folder, write_recording
+from gnomon.attention.recording_redact import redacted
+from gnomon.engine.config import EngineConfig
+from gnomon.errors import ConfigError, GnomonError
+
+logger = logging.getLogger(__name__)
+
+ON_FAILURE = "on-failure"
+MAX_KEPT = {"chosen": 256, "failed": 8, "shadow": 8}
+
+
+@dataclass(frozen=True, slots=True)
+class RecordRules:
+    """Steps first..last (and every step that fails) go to ``folder``; ``steps`` () is none."""
+
+    folder: Path
+    steps: range
+    is_redacted: bool
+
+    @classmethod
+    def of(cls, config: EngineConfig) -> RecordRules | None:
+        """The rules of these flags, None without --record; makes the folder.
+
+        ConfigError for a folder that others may enter, for steps that cannot be read, and for
+        flags that mean nothing without --record.
+        """
+        if config.record is None:
+            for name, value in (("record_steps", config.record_steps), ("redact", config.redact)):
+                if value not in (False, ON_FAILURE):
+                    raise ConfigError(f"{name} is {value!r} but record is not given: name a folder")
+            return None
+        return cls(own_folder(Path(config.record)), parse_steps(config.record_steps), config.redact)
+
+
+def parse_steps(text: str) -> range:
+    """The steps of "12" or "12..15" (they count from 1); none for "on-failure"."""
+    found = re.fullmatch(r"(\d{1,15})(?:\.\.(\d{1,15}))?", text.strip())
+    if text.strip() == ON_FAILURE:
+        return range(0)
+    if found is None or int(found[1]) > int(found[2] or found[1]):
+        raise ConfigError(
+            f'record_steps is {text!r}: it has to be "on-failure", a step such as "12", or the '
+            'first and the last step such as "12..15".'
+        )
+    return range(int(found[1]), int(found[2] or found[1]) + 1)
+
+
+class StepRecorder:
+    """Writes recordings by the rules; never raises for a disk that is full or gone."""
+
+    def __init__(self, rules: RecordRules) -> None:
+        self.rules = rules
+        self._started = time.strftime("%Y%m%d-%H%M%S")
+        self._num_kept: dict[str, int] = dict.fromkeys(MAX_KEPT, 0)
+
+    def wants(self, step_id: int) -> bool:
+        """Whether this step is one of the chosen ones."""
+        return step_id in self.rules.steps
+
+    def has_room(self, kind: str) -> bool:
+        """Whether one more recording of this kind is kept."""
+        return self._num_kept[kind] < MAX_KEPT[kind]
+
+    def keep(self, recording: Recording, kind: str) -> Path | None:
+        """Write one file; its path, or None if it could not be written (the log says why)."""
+        if not self.has_room(kind):
+            return None
+        self._num_kept[kind] += 1
+        step_id = 0 if recording.step is None else recording.step.step_id
+        name = f"{self._started}-step-{step_id}" + ("" if kind == "chosen" else f"-{kind}")
+        path = next(path for number in count(1) if not (path := self._path(name, number)).exists())
+        kept = redacted(recording) if self.rules.is_redacted else recording
+        try:
+            write_recording(path, kept)
+        except GnomonError as error:
+            logger.error("step %d could not be recorded: %s", step_id, error)
+            return None
+        logger.warning(
+            "step %d is recorded (%s) in %s; gnomon replay %s --provider reference looks into it",
+            step_id,
+            kind,
+            path,
+            path,
+        )
+        return path
+
+    def _path(self, name: str, number: int) -> Path:
+        return self.rules.folder / (name + ("" if number == 1 else f"-{number}") + SUFFIX)
