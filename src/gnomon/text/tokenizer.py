@@ -182,7 +182,9 @@ class Tokenizer:
                 f"{fault.start}: it is not Unicode text; send valid UTF-8",
                 code="invalid_unicode",
             ) from fault
-        return list(tokenizer.encode(text, add_special_tokens=adds_specials).ids)
+        # The batch call lets go of the GIL, so that a long prompt in a thread stops nobody else.
+        [encoded] = tokenizer.encode_batch_fast([text], add_special_tokens=adds_specials)
+        return list(encoded.ids)
 
 
 def _build(document: Document, source: str) -> tokenizers.Tokenizer:
