@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from gnomon.engine.messages import ShadowStats
 from gnomon.server.engine_port import EnginePort
 
 REASONS = ("stop", "length", "abort", "error")
@@ -103,6 +104,27 @@ class _EngineCollector(Collector):
         yield _counter("prefix_cache_hits", "Prompt tokens found.", stats.prefix_hits)
         yield _counter("num_preemptions", "Requests put back to wait.", stats.num_preemptions)
         yield _counter("requests_rejected", "Requests that found a full queue.", stats.rejected)
+        if stats.shadow is not None:
+            yield from _shadow_metrics(stats.shadow)
+
+
+def _shadow_metrics(shadow: ShadowStats) -> Iterator[Metric]:
+    """What shadow mode found: of steps in all, and of each operator by label."""
+    yield _counter("shadow_steps", "Steps that the reference computed again.", shadow.steps)
+    yield _counter("shadow_dropped", "Steps let go: the shadow was behind.", shadow.dropped)
+    yield _counter("shadow_errors", "Steps that could not be compared.", shadow.errors)
+    yield _counter("shadow_late_calls", "Calls that its time was too short for.", shadow.late_calls)
+    families: tuple[tuple[type[GaugeMetricFamily | CounterMetricFamily], str, str], ...] = (
+        (CounterMetricFamily, "cases", "Calls of an operator that were compared."),
+        (CounterMetricFamily, "differing", "Of these, calls beyond the operator's tolerance."),
+        (GaugeMetricFamily, "worst_difference", "Largest difference from the reference."),
+        (GaugeMetricFamily, "worst_share", "Largest share of the tolerance; above 1 is wrong."),
+    )
+    for family, name, text in families:
+        metric = family(f"gnomon_shadow_{name}", text, labels=["operator"])
+        for operator, found in sorted(shadow.operators.items()):
+            metric.add_metric([operator], float(getattr(found, name)))
+        yield metric
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:
