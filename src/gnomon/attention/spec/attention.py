@@ -49,7 +49,9 @@ def _sparse_cases(generator: Generator, dtype: torch.dtype, scale: Scale) -> Ite
     counts = [width] * 3
     q, q_rope = (normal(generator, (3, dims.num_heads, n), dtype) for n in (rank, rope_dim))
     slots, count = slot_lists(generator, counts, width, pool.num_slots)
-    yield Case("one key takes all", (q, q_rope, pool, slots, count, 8.0))
+    alike = pool.typed()[slots[:, 0]][:, None].expand(-1, dims.num_heads, -1)
+    winners = alike[..., :rank].contiguous(), alike[..., rank:].contiguous()
+    yield Case("one key takes all", (*winners, pool, slots, count, 8.0))
     unread = torch.ones(pool.num_slots, dtype=torch.bool)
     unread[slots.flatten()] = False
     tainted = plain_pool(generator, pool.num_pages, size, rank + rope_dim, dtype)
