@@ -31,6 +31,13 @@ class RopeRows:
     cos: Tensor
     sin: Tensor
     is_interleaved: bool
+    # complex [R, dim / 2], cos + i sin of each pair, where pairs are neighbours; else None
+    turn: Tensor | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        if self.is_interleaved:
+            turn = torch.complex(self.cos[:, 0::2].contiguous(), self.sin[:, 1::2].contiguous())
+            object.__setattr__(self, "turn", turn)
 
     @property
     def dim(self) -> int:

@@ -1,7 +1,7 @@
 """Norms and rotation in few torch calls; half dtypes are computed in fp32 and rounded once.
 
 In:  x of any float dtype. Out: the same shape and dtype. Every row's bits depend on that row alone:
-only row-wise reductions and element-wise products, no fused multiply-add.
+only row-wise reductions and element-wise products.
 Maths: oracle_math.md §1.1, §1.3, §1.5.
 """
 
@@ -37,17 +37,17 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
 
 def rope(x: Tensor, rows: RopeRows) -> Tensor:
     """Rotate the first ``rows.dim`` columns of x [R, ..., D]."""
-    dim, cos, sin = rows.dim, rows.cos, rows.sin
-    if x.dim() > 2:
-        shape = (x.shape[0], *(1,) * (x.dim() - 2), dim)
-        cos, sin = cos.view(shape), sin.view(shape)
-    part = x if x.shape[-1] == dim else x[..., :dim]
-    if rows.is_interleaved:
-        partner = part.view(*part.shape[:-1], dim // 2, 2).flip(-1).flatten(-2)
+    dim = rows.dim
+    part = widen(x if x.shape[-1] == dim else x[..., :dim])
+    middle = (1,) * (x.dim() - 2)
+    if rows.turn is not None:
+        # Neighbouring columns are one complex number: products and sums as below, one pass.
+        pairs = part.view(*part.shape[:-1], dim // 2, 2)
+        turn = rows.turn.view(-1, *middle, dim // 2)
+        turned = torch.view_as_real(torch.view_as_complex(pairs) * turn).flatten(-2)
     else:
-        partner = part.roll(dim // 2, -1)
-    # Half x times fp32 cosines is fp32: rotated there, rounded once below.
-    turned = (part * cos).add_(partner * sin)
+        cos, sin = (t.view(-1, *middle, dim) for t in (rows.cos, rows.sin))
+        turned = (part * cos).add_(part.roll(dim // 2, -1) * sin)
     if turned.dtype != x.dtype:
         turned = turned.to(x.dtype)
-    return turned if part is x else torch.cat((turned, x[..., dim:]), -1)
+    return turned if x.shape[-1] == dim else torch.cat((turned, x[..., dim:]), -1)
