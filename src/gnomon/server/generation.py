@@ -162,6 +162,8 @@ class Generation:
         metrics.generation_length.observe(self._num_generated)
         first_s = self._first_s
         num_further = self._num_generated - len(self._last)
+        if first_s is not None:
+            metrics.decode_time.observe(total_s - first_s)
         if first_s is not None and num_further > 0:
             # Choices run side by side: a token of each takes the time of one.
             per_choice = num_further / len(self._last)

@@ -56,6 +56,7 @@ class ServerMetrics:
         self.time_per_output_token = histogram(
             "request_time_per_output_token_seconds", _TOKEN_SECONDS
         )
+        self.decode_time = histogram("request_decode_time_seconds", _SECONDS)
         self.e2e_latency = histogram("e2e_request_latency_seconds", _SECONDS)
         self.prompt_length = histogram("request_prompt_tokens", _LENGTHS)
         self.generation_length = histogram("request_generation_tokens", _LENGTHS)
