@@ -1,4 +1,4 @@
-"""Selection of keys: scores and top-k over the plan's chunks, bit-equal for every chunking.
+"""Selection of keys: scores and top-k over the plan's chunks; every chunking gives one answer.
 
 In:  index queries and head weights on the plan's sparse rows, the pool of index keys.
 Out: a Selection on the same rows. Which rows need scores, and against which keys at once, is the
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from gnomon.attention.axes import RowAxis
 from gnomon.attention.geometry import Geometry, PageTable, RowTensor, require_axis
-from gnomon.attention.indices import KeySet, ListSegment, causal_list
+from gnomon.attention.indices import KeySet, ListSegment, Space, causal_list
 from gnomon.attention.layouts.base import PagedPool
 from gnomon.attention.ops.values import Selection, TopK
 from gnomon.attention.plan import ContiguousScoreChunk, PagedScoreChunk, ScoreChunk, StepPlan
@@ -41,7 +41,10 @@ class _Source:
     scale: float
 
     def take(self, rows: Tensor | slice, value: Tensor) -> Tensor:
-        return value[rows] if isinstance(rows, slice) else value.index_select(0, rows)
+        if not isinstance(rows, slice):
+            return value.index_select(0, rows)
+        is_whole = rows.stop - rows.start == value.shape[0]
+        return value if is_whole else value[rows]
 
     def score(self, chunk: ScoreChunk, rows: Tensor | slice) -> tuple[Tensor, Tensor]:
         """(scores [M, n], count [M] of leading columns that a row sees) of one chunk."""
@@ -92,35 +95,51 @@ def select_keys(
             f"index_select: the plan is of '{plan.axis.label}', the geometry of "
             f"'{geometry.rows.label}'; plan the geometry that is run"
         )
-    causal = causal_list(axis, plan.group, plan.index_width)
+    margin_dtype = torch.promote_types(query.data.dtype, torch.float32) if want_margin else None
+    if not plan.score_chunks:
+        return _selection(axis, plan, *_unscored(axis, plan, margin_dtype))
+    source = _Source(
+        kernels,
+        axis,
+        query.data,
+        head_weights.data,
+        pool,
+        geometry.tables[plan.group],
+        query.data[0].numel() ** -0.5,
+    )
+    k, runs = plan.dims.index_topk, _runs(plan.score_chunks)
+    first_rows = _rows_of(runs[0][0], axis)
+    if len(runs) == 1 and isinstance(first_rows, slice) and first_rows == slice(0, axis.num_rows):
+        best = _select_run(source, runs[0], first_rows, k, want_margin)
+        return _selection(axis, plan, best.ids, best.margin, best.nan_rows)
+    ids, margin, nan_rows = _unscored(axis, plan, margin_dtype)
+    for run in runs:
+        rows = _rows_of(run[0], axis)
+        best = _select_run(source, run, rows, k, want_margin)
+        _put(ids, rows, best.ids)
+        _put(nan_rows, rows, best.nan_rows)
+        if margin is not None and best.margin is not None:
+            _put(margin, rows, best.margin)
+    return _selection(axis, plan, ids, margin, nan_rows)
+
+
+def _unscored(
+    axis: RowAxis, plan: StepPlan, margin_dtype: torch.dtype | None
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """(ids, margin, nan_rows) before any score: causal lists, nothing cut, nothing NaN."""
+    margin = None
+    if margin_dtype is not None:
+        margin = torch.full((axis.num_rows,), torch.inf, dtype=margin_dtype, device=axis.device)
     nan_rows = torch.zeros(axis.num_rows, dtype=torch.bool, device=axis.device)
-    dtype = torch.promote_types(query.data.dtype, torch.float32)
-    margin = torch.full((axis.num_rows,), torch.inf, dtype=dtype, device=axis.device)
-    ids = causal.ids
-    if plan.score_chunks:
-        num_heads, dim = query.data.shape[1:]
-        source = _Source(
-            kernels,
-            axis,
-            query.data,
-            head_weights.data,
-            pool,
-            geometry.tables[plan.group],
-            (num_heads * dim) ** -0.5,
-        )
-        for run in _runs(plan.score_chunks):
-            rows = _rows_of(run[0], axis)
-            best = _select_run(source, run, rows, plan.dims.index_topk, want_margin)
-            if isinstance(rows, slice) and rows == slice(0, axis.num_rows):
-                ids, nan_rows = best.ids, best.nan_rows
-                margin = margin if best.margin is None else best.margin
-                continue
-            _put(ids, rows, best.ids)
-            _put(nan_rows, rows, best.nan_rows)
-            if best.margin is not None:
-                _put(margin, rows, best.margin)
-    keys = KeySet(axis, (ListSegment(plan.group, causal.space, ids, causal.count),))
-    return Selection(keys, margin if want_margin else None, nan_rows)
+    return causal_list(axis, plan.group, plan.index_width).ids, margin, nan_rows
+
+
+def _selection(
+    axis: RowAxis, plan: StepPlan, ids: Tensor, margin: Tensor | None, nan_rows: Tensor
+) -> Selection:
+    count = axis.kv_len.clamp_max(plan.index_width)
+    segment = ListSegment(plan.group, Space.POSITION, ids, count)
+    return Selection(KeySet(axis, (segment,)), margin, nan_rows)
 
 
 def _runs(chunks: tuple[ScoreChunk, ...]) -> list[list[ScoreChunk]]:

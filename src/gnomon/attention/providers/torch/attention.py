@@ -18,6 +18,7 @@ from gnomon.attention.providers.torch.norms import widen
 
 GATHER_NUMBERS = 1 << 19  # numbers gathered at once: 2 MiB fp32, about a core's cache
 BLOCK_ROWS = 64  # dense rows at once, so that a block skips the keys after its last row
+EMPTY_NUMBERS = 1 << 16  # numbers that empty rows may gather for nothing, to save a regrouping
 MIN_WIDTH = 16
 
 
@@ -42,19 +43,22 @@ def sparse_mla(
     """Row r attends the first count[r] of its slots [R, W] int64 (−1 behind)."""
     query = widen(torch.cat((q_latent, q_rope), -1)) * scale
     counts = count.tolist()
-    widths = {list_width(n) for n in set(counts)}
+    width_of = {n: list_width(n) for n in set(counts)}
+    widths = sorted(set(width_of.values()) - {0})
     rank = q_latent.shape[-1]
-    if len(widths) == 1 and 0 not in widths:
-        out, lse = _attend_lists(query, pool, slots, count, (rank, widths.pop()))
+    num_empty = counts.count(0)
+    if len(widths) == 1 and num_empty * widths[0] * query.shape[-1] <= EMPTY_NUMBERS:
+        out, lse = _attend_lists(query, pool, slots, count, (rank, widths[0], num_empty > 0))
         return out.to(q_latent.dtype), lse
     out = query.new_zeros(q_latent.shape)
     lse = query.new_full(q_latent.shape[:2], -torch.inf)
-    width_of = {n: list_width(n) for n in set(counts)}
-    for width in sorted(widths - {0}):
-        rows = torch.tensor([r for r, n in enumerate(counts) if width_of[n] == width])
+    for width in widths:
+        rows = torch.tensor(
+            [r for r, n in enumerate(counts) if width_of[n] == width], device=slots.device
+        )
         picked = (t.index_select(0, rows) for t in (query, slots, count))
         part_query, part_slots, part_count = picked
-        part = _attend_lists(part_query, pool, part_slots, part_count, (rank, width))
+        part = _attend_lists(part_query, pool, part_slots, part_count, (rank, width, False))
         out.index_copy_(0, rows, part[0])
         lse.index_copy_(0, rows, part[1])
     return out.to(q_latent.dtype), lse
@@ -99,10 +103,14 @@ def lse_merge(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> tup
 
 
 def _attend_lists(
-    query: Tensor, pool: PagedPool, slots: Tensor, count: Tensor, sizes: tuple[int, int]
+    query: Tensor,
+    pool: PagedPool,
+    slots: Tensor,
+    count: Tensor,
+    kind: tuple[int, int, bool],
 ) -> tuple[Tensor, Tensor]:
-    """Scaled query [R, H, D] over lists of counts 1..width, in blocks of rows."""
-    rank, width = sizes
+    """Scaled query [R, H, D] over lists, in blocks of rows. ``kind``: (D_c, width, has_empty)."""
+    rank, width, has_empty = kind
     if slots.shape[1] < width:
         slots = F.pad(slots, (0, width - slots.shape[1]), value=-1)
     elif slots.shape[1] > width:
@@ -111,20 +119,22 @@ def _attend_lists(
     num_rows, _, dim = query.shape
     block = max(1, GATHER_NUMBERS // (width * dim))
     if num_rows <= block:
-        return _attend_block(query, pool, slots, hidden, rank)
+        return _attend_block(query, pool, slots, hidden, (rank, has_empty))
+    blocks = (slice(i, i + block) for i in range(0, num_rows, block))
     parts = [
-        _attend_block(query[i : i + block], pool, slots[i : i + block], hidden[i : i + block], rank)
-        for i in range(0, num_rows, block)
+        _attend_block(query[rows], pool, slots[rows], hidden[rows], (rank, has_empty))
+        for rows in blocks
     ]
     return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
 
 
 def _attend_block(
-    query: Tensor, pool: PagedPool, slots: Tensor, hidden: Tensor, rank: int
+    query: Tensor, pool: PagedPool, slots: Tensor, hidden: Tensor, kind: tuple[int, bool]
 ) -> tuple[Tensor, Tensor]:
+    rank, has_empty = kind
     entries = pool.layout.gather(pool, slots).to(query.dtype)
     logits = torch.bmm(query, entries.mT).masked_fill_(hidden[:, None], -torch.inf)
-    weights, lse = _softmax(logits, has_empty=False)
+    weights, lse = _softmax(logits, has_empty)
     return torch.bmm(weights, entries[..., :rank]), lse
 
 
