@@ -1,0 +1,61 @@
+"""What a person sees while laws are tested: a bar in a terminal, a line per law elsewhere.
+
+In:  reports (law, done, total).
+Out: on stderr, so that a command's output stays clean.
+Not here: the laws, the table of results (verify.py).
+"""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+
+class LawDisplay:
+    """A context whose `report` can be handed out as a progress callback."""
+
+    def __init__(self) -> None:
+        console = Console(stderr=True)
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+        self._law = ""
+        if console.is_terminal:
+            self._bar = Progress(
+                TextColumn("{task.description:<22}"),
+                BarColumn(),
+                TextColumn("{task.completed:.0f} of {task.total:.0f}"),
+                TimeElapsedColumn(),
+                console=console,
+                transient=True,
+            )
+
+    def __enter__(self) -> Self:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def report(self, law: str, done: int, total: int) -> None:
+        """`done` of `total` of a law; both may start again for its next part."""
+        if self._bar is None:
+            if law != self._law:
+                print(f"testing {law}", file=sys.stderr, flush=True)
+        elif self._task is None or law != self._law:
+            if self._task is not None:
+                self._bar.remove_task(self._task)
+            self._task = self._bar.add_task(law, total=total, completed=done)
+        else:
+            self._bar.update(self._task, completed=done, total=total)
+        self._law = law

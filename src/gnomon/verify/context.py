@@ -1,0 +1,179 @@
+"""What all laws of one verification share: the model, engines over it, prompts, reference runs.
+
+In:  VerifySettings.
+Out: `Context`. `engine(...)` makes an engine of any configuration over weights that are loaded once
+     per (fields of config.json, dtype). `reference(prompts)` runs each prompt alone, whole, without
+     prefix cache, once: the run that the laws of the engine compare with.
+Everything is float32 unless a law says otherwise.
+`handicap` changes the engines and not the oracle: with it gnomon's own tests break one feature at a
+time and see that a law fails.
+Not here: the laws, transformers (oracle.py).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+
+from gnomon.attention.plan import Budget
+from gnomon.engine.assembly import Survey, put_together, survey
+from gnomon.engine.config import EngineConfig
+from gnomon.engine.core import EngineCore
+from gnomon.engine.messages import EngineRequest
+from gnomon.engine.sampling_params import SamplingParams
+from gnomon.models.config import ModelConfig
+from gnomon.models.sources import LoadedModel, ModelSource, open_model, parse_model_spec
+from gnomon.models.sparse_mla_model import SparseMlaModel
+from gnomon.verify.prompts import Prompt, PromptRule, draw_prompts
+from gnomon.verify.settings import VerifySettings
+from gnomon.verify.trace import Staging, Trace, drive
+
+T = TypeVar("T")
+Progress = Callable[[str, int, int], None]  # (law, done, total)
+
+MATES = 32  # requests that an engine of the laws runs at once
+
+
+@dataclass(frozen=True, slots=True)
+class Handicap:
+    """A feature broken on purpose: config fields for the engines, an edit of the loaded model."""
+
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    edit: Callable[[SparseMlaModel], None] = lambda model: None
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """How an engine differs from the plain one: flags, row padding, budget."""
+
+    flags: Mapping[str, Any] = field(default_factory=dict)
+    rows: int | None = None
+    budget: Budget | None = None
+
+
+class Context:
+    """Owner of loaded models and reference runs. Laws run one after another."""
+
+    def __init__(
+        self,
+        settings: VerifySettings,
+        progress: Progress | None = None,
+        handicap: Handicap | None = None,
+    ) -> None:
+        self.settings = settings
+        self.source: ModelSource = parse_model_spec(settings.model, overrides=settings.hf_overrides)
+        self._progress = progress or (lambda law, done, total: None)
+        self._handicap = handicap or Handicap()
+        self._law = ""
+        self._models: dict[tuple[str, torch.dtype], LoadedModel] = {}
+        self._references: dict[Prompt, Trace] = {}
+        self._kept: dict[str, Any] = {}
+
+    @property
+    def config(self) -> ModelConfig:
+        """The model's own configuration."""
+        return self.source.config
+
+    @property
+    def longest(self) -> int:
+        """The longest prompt, in tokens: what was asked for, or what the model holds."""
+        room = self.config.max_position_embeddings - self.settings.max_tokens
+        return max(1, min(self.settings.max_length, room))
+
+    @property
+    def rule(self) -> PromptRule:
+        """What prompts for this model have in common."""
+        topk, page = self.config.index_topk, self.settings.block_size
+        return PromptRule(self.config.vocab_size, topk, page, self.longest)
+
+    def begin(self, law: str) -> None:
+        """A law begins; `step` reports under its name."""
+        self._law = law
+
+    def step(self, done: int, total: int) -> None:
+        """Tell how far the law is."""
+        self._progress(self._law, done, total)
+
+    def once(self, key: str, compute: Callable[[], T]) -> T:
+        """The value of `compute`, computed by the first law that asks for it."""
+        if key not in self._kept:
+            self._kept[key] = compute()
+        value: T = self._kept[key]
+        return value
+
+    def engine_prompts(self) -> list[Prompt]:
+        """The prompts of the laws of the engine."""
+        count, seed = self.settings.engine_prompts, self.settings.seed
+        return self.once("engine", lambda: draw_prompts(self.rule, count, seed, "engine"))
+
+    def survey(self, arm: Arm | None = None) -> Survey:
+        """What an engine would consist of."""
+        settings, given = self.settings, dict((arm or Arm()).flags)
+        overrides = {**settings.hf_overrides, **self._handicap.overrides}
+        overrides |= given.pop("hf_overrides", {})
+        length = self.longest + settings.max_tokens
+        pages = 2 + (MATES + 1) * -(-length // settings.block_size)
+        flags: dict[str, Any] = {
+            "model": settings.model,
+            "dtype": "float32",
+            "block_size": settings.block_size,
+            "num_kv_pages": pages,
+            "max_model_len": min(length + 1, self.config.max_position_embeddings),
+            "attention_provider": settings.attention_provider,
+            "enable_prefix_caching": False,
+        }
+        return survey(EngineConfig.of(**{**flags, **given, "hf_overrides": overrides}))
+
+    def engine(self, arm: Arm | None = None) -> EngineCore:
+        """A fresh engine with an empty cache."""
+        arm = arm or Arm()
+        found = self.survey(arm)
+        return EngineCore(put_together(found, self._loaded(found), arm.rows, arm.budget))
+
+    def request(self, name: str, prompt: Prompt, **fields: Any) -> EngineRequest:
+        """A greedy request for `settings.max_tokens` tokens; sampling fields by their names."""
+        own = {"choice", "fork_of", "priority", "cache_salt", "arrival_s"}
+        params: dict[str, Any] = {
+            "temperature": 0.0,
+            "max_tokens": self.settings.max_tokens,
+            "ignore_eos": True,
+        }
+        params |= {key: value for key, value in fields.items() if key not in own}
+        return EngineRequest(
+            request_id=name,
+            prompt_token_ids=list(prompt),
+            params=SamplingParams(**params),
+            **{key: value for key, value in fields.items() if key in own},
+        )
+
+    def reference(self, prompts: Sequence[Prompt]) -> list[Trace]:
+        """Each prompt's run alone, whole and cold."""
+        core: EngineCore | None = None
+        for number, prompt in enumerate(prompts):
+            if prompt not in self._references:
+                core = core or self.engine()
+                request = self.request("alone", prompt)
+                self._references[prompt] = drive(core, [request])["alone"]
+            self.step(number, len(prompts))
+        return [self._references[prompt] for prompt in prompts]
+
+    def run(
+        self, arm: Arm, requests: Sequence[EngineRequest], staging: Staging | None = None
+    ) -> dict[str, Trace]:
+        """Requests through a fresh engine, all at once unless `staging` says else."""
+        return drive(self.engine(arm), requests, staging)
+
+    def _loaded(self, found: Survey) -> LoadedModel:
+        dtype, limit = found.resolved.dtype, found.resolved.max_model_len
+        overrides = found.resolved.given.hf_overrides
+        key = (json.dumps([overrides, limit], sort_keys=True), dtype)
+        if key not in self._models:
+            device = found.resolved.device
+            loaded = open_model(found.source, dtype, device, num_positions=limit)
+            self._handicap.edit(loaded.model)
+            self._models[key] = loaded
+        return self._models[key]

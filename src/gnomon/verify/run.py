@@ -1,0 +1,156 @@
+"""Run the laws and report.
+
+In:  VerifySettings, a callback for progress.
+Out: a Report: results, settings, versions and machine; `exit_status` for the command line; plain
+     values for JSON. A law that raises has failed, and the others go on.
+Errors: ConfigError before the first law if the model, a flag or a law's name is wrong.
+Not here: tables (cli/verify.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import gnomon
+from gnomon.verify.context import Context, Progress
+from gnomon.verify.law import Law
+from gnomon.verify.laws import choose_laws
+from gnomon.verify.result import LawResult, NotRunError, Tally, Verdict
+from gnomon.verify.settings import VerifySettings
+
+logger = logging.getLogger(__name__)
+
+FAILED = 1
+INCOMPLETE = 3  # 2 is a wrong command line
+PACKAGES = ("torch", "transformers", "numpy", "safetensors", "tokenizers")
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a verification found, and where."""
+
+    settings: VerifySettings
+    model: str
+    results: tuple[LawResult, ...]
+    date: str
+    command: str
+    versions: dict[str, str]
+    machine: dict[str, str]
+    seconds: float
+
+    @property
+    def exit_status(self) -> int:
+        """0 if every law passed, 1 if one failed, 3 if none failed but some were not run."""
+        verdicts = {result.verdict for result in self.results}
+        if Verdict.FAIL in verdicts:
+            return FAILED
+        return INCOMPLETE if Verdict.NOT_RUN in verdicts else 0
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values."""
+        settings = self.settings
+        return {
+            "model": self.model,
+            "verdict": {0: "pass", FAILED: "FAIL", INCOMPLETE: "incomplete"}[self.exit_status],
+            "date": self.date,
+            "command": self.command,
+            "seconds": round(self.seconds, 1),
+            "settings": {one.name: getattr(settings, one.name) for one in fields(settings)},
+            "versions": self.versions,
+            "machine": self.machine,
+            "laws": [result.as_json() for result in self.results],
+        }
+
+
+def run_laws(settings: VerifySettings, progress: Progress | None = None) -> Report:
+    """Run the laws that the settings name, one after another."""
+    laws = choose_laws(settings.laws)
+    if settings.cpu_threads is not None:
+        torch.set_num_threads(settings.cpu_threads)
+    context = Context(settings, progress)
+    context.survey()  # refuses what cannot run before anything is loaded
+    began = time.monotonic()
+    results = tuple(run_law(law, context) for law in laws)
+    return Report(
+        settings=settings,
+        model=context.source.label,
+        results=results,
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        command=" ".join(["gnomon", *_arguments(sys.argv)]),
+        versions=_versions(),
+        machine=_machine(),
+        seconds=time.monotonic() - began,
+    )
+
+
+def run_law(law: Law, context: Context) -> LawResult:
+    """One law's result; a law that cannot run, or that raises, has one too."""
+    context.begin(law.name)
+    context.step(0, 1)
+    began = time.monotonic()
+    try:
+        tally = law.test(context)
+    except NotRunError as reason:
+        return LawResult(
+            law=law.name,
+            sentence=law.sentence,
+            cases=0,
+            worst=0.0,
+            unit="",
+            ties=0,
+            choices=0,
+            choice_ties=0,
+            verdict=Verdict.NOT_RUN,
+            detail=str(reason),
+        )
+    except Exception as error:  # whatever the engine raised, this law has failed
+        logger.exception("law %s", law.name)
+        tally = Tally()
+        tally.failures.append(f"{type(error).__name__}: {error}")
+    return tally.result(law.name, law.sentence, time.monotonic() - began)
+
+
+def _arguments(argv: Sequence[str]) -> list[str]:
+    """The command line after the program's name."""
+    return list(argv[1:])
+
+
+def _versions() -> dict[str, str]:
+    found = {"gnomon": gnomon.__version__, "python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def _machine() -> dict[str, str]:
+    return {
+        "platform": platform.platform(),
+        "cpu": _cpu_name(),
+        "cores": str(os.cpu_count()),
+        "torch threads": str(torch.get_num_threads()),
+        "device": "cuda" if torch.cuda.is_available() else "cpu",
+    }
+
+
+def _cpu_name() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return platform.processor()
+    names = [line.partition(":")[2].strip() for line in text.splitlines() if "model name" in line]
+    return names[0] if names else platform.processor()
