@@ -110,6 +110,7 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"messages": USER, "logit_bias": {"999999": 1}}, "logit_bias"),
     (CHAT, {"messages": USER, "logit_bias": {"1": 101}}, "logit_bias.1"),
     (CHAT, {"messages": USER, "stream_options": {"include_usage": True}}, "stream_options"),
+    (CHAT, {"messages": USER, "stream": True, "stream_options": 1}, "stream_options"),
     (
         CHAT,
         {"messages": USER, "stream": True, "stream_options": {"include_use": True}},

@@ -69,7 +69,7 @@ def _request_error(error: ValidationError, body: bytes, model: type[BaseModel]) 
     kind = fault["type"]
     if kind == "json_invalid":
         return RequestError(_json_message(fault, body), code="invalid_json")
-    if kind == "model_type":
+    if kind == "model_type" and not fault["loc"]:
         return RequestError("the body has to be a JSON object", code="invalid_type")
     path = _path(fault["loc"], json.loads(body), kind)
     param = ".".join(path)
