@@ -37,7 +37,7 @@ def assert_equals_plain(bench: Bench, tokens: list[int], run: PlainRun) -> None:
 @pytest.mark.parametrize("interleaved", ["true", "false"])
 @pytest.mark.parametrize("kind", ["T0", "T2"])
 def test_h1_index_rope_of_both_styles(kind: str, interleaved: str) -> None:
-    """Topk 4, 24 tokens: each layer selects as the reference does, and not as the other style does."""
+    """Topk 4, 24 tokens: each layer selects as the reference does, not as the other style."""
     bench = Bench(kind, {"topk": 4, "indexer_rope_interleave": interleaved})
     tokens = token_list(24)
     assert_equals_plain(bench, tokens, plain_run(bench.config, bench.params, tokens))

@@ -34,6 +34,7 @@ from gnomon.models.sources import parse_model_spec
 from gnomon.models.sparse_mla_model import ForwardOutput, SparseMlaModel
 
 Token = tuple[str, int]  # request, position
+NUM_POSITIONS = 20_000  # of the rotary table
 NEVER = RoutePolicy(DensePolicy.NEVER)
 
 T0 = (
@@ -60,7 +61,7 @@ def tiny_model(spec: str, dtype: torch.dtype) -> tuple[ModelConfig, dict[str, Te
     """(config, parameters, model); read-only, hence shared by tests."""
     config = parse_model_spec(spec).config
     params = random_params(config, 0, dtype)
-    return config, params, build_model(config, params, 512)
+    return config, params, build_model(config, params, NUM_POSITIONS)
 
 
 def token_list(length: int, salt: int = 0) -> list[int]:
