@@ -39,7 +39,10 @@ OPERATORS = (
 
 @dataclass(frozen=True, slots=True)
 class OpNeed:
-    """What a run asks of every operator. Layout ids are those of the pools ("bf16_576")."""
+    """What a run asks of every operator. Layout ids are those of the pools ("bf16_576").
+
+    ``is_deterministic``: a row's bits hang on its own data alone, whatever rows run beside it.
+    """
 
     device: str = "cpu"
     dtype: torch.dtype = torch.float32
@@ -47,6 +50,7 @@ class OpNeed:
     latent_layout: str | None = None
     index_layout: str | None = None
     is_graph: bool = False
+    is_deterministic: bool = False
 
     def layout_of(self, op: str) -> str | None:
         """The layout whose bytes this operator touches, if it touches any."""
@@ -67,12 +71,16 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """What a kernel asks of its surroundings, as data. None means: anything."""
+    """What a kernel asks of its surroundings, as data. None means: anything.
+
+    ``fixed_dtypes``: where it can keep a row's bits apart from the other rows (is_deterministic).
+    """
 
     devices: frozenset[str] | None = None
     dtypes: frozenset[torch.dtype] | None = None
     layouts: frozenset[str] | None = None
     can_capture: bool = False
+    fixed_dtypes: frozenset[torch.dtype] = frozenset()
 
     def check(self, op: str, need: OpNeed) -> Verdict:
         """Compare with a need; the reason names the first thing that does not fit."""
@@ -85,6 +93,8 @@ class Requirement:
             return Verdict(False, f"reads layouts {_names(self.layouts)}, not {layout}")
         if need.is_graph and not self.can_capture:
             return Verdict(False, "cannot run inside a captured graph")
+        if need.is_deterministic and need.dtype not in self.fixed_dtypes:
+            return Verdict(False, f"has row bits that hang on the batch in {need.dtype}")
         return Verdict(True, "meets every requirement")
 
 
@@ -108,19 +118,23 @@ class Provider(Protocol):
     def prepare(self, axis: RowAxis) -> object | None:
         """A schedule for an axis, made once a step and shared by the layers; None if none."""
 
-    def kernel(self, op: str) -> Callable[..., Any]:
-        """The function that runs ``op`` (signature: spec.SPECS[op])."""
+    def kernel(self, op: str, need: OpNeed | None = None) -> Callable[..., Any]:
+        """The function that runs ``op`` under ``need`` (signature: spec.SPECS[op])."""
 
 
 @dataclass(frozen=True, slots=True)
 class KernelSet:
-    """A provider made of plain functions: kernels by operator name, requirements as data."""
+    """A provider made of plain functions: kernels by operator name, requirements as data.
+
+    ``fixed``: kernels that take the place of their namesakes where the need is deterministic.
+    """
 
     name: str
     rank: int
     kernels: Mapping[str, Callable[..., Any]]
     requirement: Requirement = field(default_factory=Requirement)
     special: Mapping[str, Requirement] = field(default_factory=dict)
+    fixed: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
 
     def supports(self, op: str, need: OpNeed) -> Verdict:
         """Compare the need with the operator's own requirement, or with the provider's."""
@@ -136,8 +150,10 @@ class KernelSet:
         """Plain functions need no schedule."""
         return None
 
-    def kernel(self, op: str) -> Callable[..., Any]:
-        """The function behind ``op``."""
+    def kernel(self, op: str, need: OpNeed | None = None) -> Callable[..., Any]:
+        """The function behind ``op``; its variant with fixed bits if the need asks for them."""
+        if need is not None and need.is_deterministic and op in self.fixed:
+            return self.fixed[op]
         return self.kernels[op]
 
 
@@ -187,7 +203,7 @@ def bind_operators(
             f"no operator is called {unknown[0]!r}; there are: {', '.join(OPERATORS)}"
         )
     choices = tuple(choose(op, need, available, by_op.get(op)) for op in OPERATORS)
-    return Operators({c.op: c.provider.kernel(c.op) for c in choices}), choices
+    return Operators({c.op: c.provider.kernel(c.op, need) for c in choices}), choices
 
 
 def explain_rows(choices: Sequence[Choice]) -> list[tuple[str, str, str, str]]:

@@ -37,7 +37,7 @@ from gnomon.models.sources import LoadedModel, ModelSource, open_model, parse_mo
 
 Progress = Callable[[str, int, int], None]  # (stage, done, total)
 
-CPU_ROW_MULTIPLE = 16  # see batch.py
+FIXED_ROW_MULTIPLE = 16  # see batch.py
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +86,7 @@ def survey(config: EngineConfig, default_vocab_size: int | None = None) -> Surve
 
 
 def assemble(
+        is_deterministic=config.deterministic,
     config: EngineConfig, progress: Progress, default_vocab_size: int | None = None
 ) -> Parts:
     """Check, load, allocate (module docstring)."""
@@ -125,7 +126,7 @@ def put_together(
         dims=model.attention_dims(),
         page_size=config.block_size,
         device=resolved.device,
-        row_multiple=rows or (CPU_ROW_MULTIPLE if resolved.device.type == "cpu" else 1),
+        row_multiple=rows or (FIXED_ROW_MULTIPLE if config.deterministic else 1),
         budget=budget or Budget(),
         policy=RoutePolicy(DensePolicy(config.dense_route)),
         is_checked=config.checked_mode,

@@ -2,8 +2,8 @@
 
 In:  the scheduler's StepSchedule (host integers, page arrays owned by the requests).
 Out: a frozen Batch on the model's device. Rows stand request after request, then padding up to a
-     multiple of `row_multiple` (on CPU in fp32 a row's bits depend on the batch below 16 rows and
-     not above, so 16 makes a request's numbers independent of its mates).
+     multiple of `row_multiple`: 1, or 16 where a request's bits must not hang on its mates (on CPU
+     in fp32 a product rounds by the number of its rows below 16 rows and not above).
 BatchBuilder owns the host page table: one line per live request, written only where pages came in.
 Not here: what is scheduled (scheduler.py), the forward pass (runner.py).
 """
@@ -58,7 +58,7 @@ class BatchRules:
     dims: AttentionDims
     page_size: int  # entries of a page
     device: torch.device
-    row_multiple: int = 16
+    row_multiple: int = 1
     policy: RoutePolicy = field(default_factory=RoutePolicy)
     capabilities: Capabilities = field(default_factory=Capabilities)
     budget: Budget = field(default_factory=Budget)

@@ -94,6 +94,10 @@ class EngineConfig:
     attention_provider: A[
         str, Flag("who computes the attention operators: auto, or a provider's name")
     ] = "auto"
+    deterministic: A[
+        bool,
+        Flag("the bits of an answer do not depend on other requests (float32; costs speed)"),
+    ] = False
     enforce_eager: A[bool, Flag("never capture CUDA graphs (they do not exist on CPU)")] = False
     tensor_parallel_size: A[int, Flag("GPUs that split each layer", ("-tp",), least=1)] = 1
     data_parallel_size: A[int, Flag("replicas of the attention part", ("-dp",), least=1)] = 1

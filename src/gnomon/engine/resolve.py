@@ -147,6 +147,11 @@ def _dtype(found: _Findings, model: ModelConfig) -> torch.dtype:
     chosen = found.note("dtype", name, "model", "what its config.json says")
     dtype = getattr(torch, chosen)
     assert isinstance(dtype, torch.dtype)
+    if found.config.deterministic and dtype is not torch.float32:
+        raise ConfigError(
+            f"deterministic is on and dtype is {chosen}: only in float32 can the bits of an answer "
+            "be kept apart from other requests. Set dtype to float32, or leave deterministic out."
+        )
     return dtype
 
 

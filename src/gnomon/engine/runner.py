@@ -65,7 +65,7 @@ class Runner:
         model: SparseMlaModel,
         pools: Mapping[str, PagedPool],
         ops: Operators,
-        row_multiple: int = 16,
+        row_multiple: int = 1,
     ) -> None:
         self._model = model
         self._pools = pools

@@ -35,9 +35,12 @@ DIMS = AttentionDims(
 NEVER_DENSE = RoutePolicy(DensePolicy.NEVER)
 
 
-def operators(provider: str = "torch", dtype: torch.dtype = torch.float32) -> Operators:
+def operators(
+    provider: str = "torch", dtype: torch.dtype = torch.float32, *, is_deterministic: bool = False
+) -> Operators:
     """All operators of one provider."""
-    return bind_operators(OpNeed(dtype=dtype), builtin_providers(), provider)[0]
+    need = OpNeed(dtype=dtype, is_deterministic=is_deterministic)
+    return bind_operators(need, builtin_providers(), provider)[0]
 
 
 @dataclass(frozen=True, slots=True)

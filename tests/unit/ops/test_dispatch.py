@@ -52,6 +52,11 @@ def test_choice_does_not_hang_on_the_order_of_providers() -> None:
             "reads layouts fp8_ds_mla_656, not bf16_576",
         ),
         (Requirement(), OpNeed(is_graph=True), "cannot run inside a captured graph"),
+        (
+            Requirement(fixed_dtypes=frozenset({torch.float32})),
+            OpNeed(is_deterministic=True, dtype=torch.bfloat16),
+            "has row bits that hang on the batch in torch.bfloat16",
+        ),
     ],
 )
 def test_each_requirement_refuses_with_its_reason(
@@ -61,6 +66,17 @@ def test_each_requirement_refuses_with_its_reason(
     assert provider.supports("sparse_mla", need).reason == reason
     with pytest.raises(UnsupportedError, match="one: " + reason.split(",")[0]):
         choose("sparse_mla", need, (provider,))
+
+
+def test_deterministic_needs_get_the_kernels_with_fixed_bits() -> None:
+    requirement = Requirement(fixed_dtypes=frozenset({torch.float32}))
+    kernels = dict.fromkeys(OPERATORS, max)
+    provider = KernelSet("two", 1, kernels, requirement, fixed={"moe": min})
+    fast, _ = bind_operators(OpNeed(), (provider,))
+    fixed, _ = bind_operators(OpNeed(is_deterministic=True), (provider,))
+    assert fast.kernels["moe"] is max
+    assert fixed.kernels["moe"] is min
+    assert fixed.kernels["topk"] is max
 
 
 def test_layout_of_index_keys_does_not_bind_latent_operators() -> None:

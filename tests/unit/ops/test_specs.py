@@ -31,6 +31,13 @@ def test_provider_meets_spec(op: str, provider: KernelSet, dtype: torch.dtype) -
     assert not wrong, wrong
 
 
+@pytest.mark.parametrize("op", torch_provider.PROVIDER.fixed)
+def test_kernels_with_fixed_bits_meet_spec(op: str) -> None:
+    fixed = KernelSet("torch, fixed", 0, torch_provider.PROVIDER.fixed)
+    wrong = [r for r in check_all({op: SPECS[op]}, fixed, torch.float32, seed=7) if not r.is_ok]
+    assert not wrong, wrong
+
+
 def test_specs_and_operators_name_each_other() -> None:
     assert tuple(sorted(SPECS)) == tuple(sorted(OPERATORS))
     for provider in builtin_providers():

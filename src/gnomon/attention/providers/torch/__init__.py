@@ -1,16 +1,25 @@
 """The torch provider: vectorised kernels in plain torch, the default on a CPU.
 
 In:  the operators' arguments in fp64, fp32, bf16 or fp16, on any device that torch knows.
-Out: results in the query's dtype. In fp32 a row's bits depend on its own data alone.
+Out: results in the query's dtype. Where the need is deterministic (fp32) a row's bits depend on its
+own data alone.
 """
 
 from __future__ import annotations
 
-from gnomon.attention.dispatch import KernelSet
+import torch
+
+from gnomon.attention.dispatch import KernelSet, Requirement
 from gnomon.attention.providers.torch.attention import dense_mha, lse_merge, sparse_mla
 from gnomon.attention.providers.torch.cache import context_gather, index_prepare, latent_write
-from gnomon.attention.providers.torch.index import index_scores, index_scores_paged, topk
-from gnomon.attention.providers.torch.moe import moe
+from gnomon.attention.providers.torch.index import (
+    index_scores,
+    index_scores_fixed,
+    index_scores_paged,
+    index_scores_paged_fixed,
+    topk,
+)
+from gnomon.attention.providers.torch.moe import moe, moe_fixed
 from gnomon.attention.providers.torch.norms import layer_norm, rms_norm, rope
 
 PROVIDER = KernelSet(
@@ -30,5 +39,11 @@ PROVIDER = KernelSet(
         "context_gather": context_gather,
         "lse_merge": lse_merge,
         "moe": moe,
+    },
+    requirement=Requirement(fixed_dtypes=frozenset({torch.float32})),
+    fixed={
+        "index_scores": index_scores_fixed,
+        "index_scores_paged": index_scores_paged_fixed,
+        "moe": moe_fixed,
     },
 )

@@ -1,8 +1,8 @@
 """The torch indexer: scores in blocks that fit the cache, exact top-k with a cheap tie check.
 
 In:  index queries, head weights, keys or pages. Out: scores (fp32; fp64 for fp64 queries), TopK.
-In fp32, with 8 index heads or more, the bits of a score depend neither on the other rows nor on the
-keys beside it; so chunked, paged and whole scores are equal bit for bit.
+The `_fixed` kernels keep bits apart: in fp32 those of a score depend neither on the other rows nor
+on the keys beside it, so chunked, paged and whole scores are equal bit for bit.
 Maths: oracle_math.md §1.5; the rule for ties and NaN: design.md §5.
 """
 
@@ -19,7 +19,8 @@ from gnomon.attention.providers.torch.norms import widen
 BLOCK_NUMBERS = 1 << 18  # per-head scores held at once (1 MiB fp32): what stays in a core's cache
 TOPK_ROWS = 64  # rows that share a width in top-k; a prefill's later rows see more keys
 # A product of one row by a matrix rounds by the matrix' width, one of four rows does not (fp32).
-SAME_ROWS = 4
+FIXED_ROWS = 4
+FEWEST_HEADS = 8  # below, the same
 SMALL_PRODUCT = 400  # torch multiplies batched matrices of fewer products in another order
 FEWEST_GEMM_ROWS = 16  # below, a plain matmul takes another path than the batched one
 
@@ -27,14 +28,50 @@ FEWEST_GEMM_ROWS = 16  # below, a plain matmul takes another path than the batch
 def index_scores(q: Tensor, weights: Tensor, keys: Tensor, count: Tensor, scale: float) -> Tensor:
     """scores[m, n] = scale · Σ_h weights[m, h] · relu(q[m, h] · keys[n]); −inf from count[m] on."""
     q = widen(q)
-    num_rows, num_heads = q.shape[:2]
-    num_keys, fewest = keys.shape[0], _fewest_columns(num_heads)
+    return _scores(q, _scaled(weights, scale, q.dtype), keys.to(q.dtype), count)
+
+
+def index_scores_fixed(
+    q: Tensor, weights: Tensor, keys: Tensor, count: Tensor, scale: float
+) -> Tensor:
+    """The same with bits that hang on the row and the key alone."""
+    q, scaled = _fixed_query(q, weights, scale)
+    num_keys, fewest = keys.shape[0], _fewest_columns(q.shape[1])
     keys = _at_least(keys.to(q.dtype), fewest)
-    scaled = _row_weights(weights, scale, q.dtype)
+    return _scores(q, scaled, keys, count, fewest)[:, :num_keys]
+
+
+def index_scores_paged(
+    q: Tensor, weights: Tensor, pool: PagedPool, pages: Tensor, count: Tensor, scale: float
+) -> Tensor:
+    """The same for rows that each have their own pages [M, P]: [M, P * page_size]."""
+    q = widen(q)
+    keys = _gather_pages(pool, pages).to(q.dtype)
+    return _scores_of_rows(q, _scaled(weights, scale, q.dtype), keys, count)
+
+
+def index_scores_paged_fixed(
+    q: Tensor, weights: Tensor, pool: PagedPool, pages: Tensor, count: Tensor, scale: float
+) -> Tensor:
+    """The same with bits that hang on the row and the key alone."""
+    q, scaled = _fixed_query(q, weights, scale)
+    keys = _gather_pages(pool, pages).to(q.dtype)
+    num_keys = keys.shape[1]
+    keys = _at_least(keys, _fewest_columns(q.shape[1]))
+    return _scores_of_rows(q, scaled, keys, count)[:, :num_keys]
+
+
+def _scores(q: Tensor, scaled: Tensor, keys: Tensor, count: Tensor, fewest: int = 0) -> Tensor:
+    """[M, N] of q [M, Hi, D], scaled [M, n, Hi] (equal rows, the first is read), keys [N, D].
+
+    At least ``fewest`` keys take part in a product.
+    """
+    num_rows, num_heads = q.shape[:2]
+    num_keys = keys.shape[0]
     block = max(1, BLOCK_NUMBERS // max(1, num_heads * num_keys))
     counts = count.tolist()
     if num_rows <= block and min(counts, default=0) >= num_keys:
-        return torch.bmm(scaled, _head_scores(q, keys))[:, 0, :num_keys]
+        return torch.bmm(scaled, _head_scores(q, keys))[:, 0]
     scores = q.new_empty(num_rows, num_keys)
     columns = torch.arange(num_keys, device=q.device)
     for start in range(0, num_rows, block):
@@ -53,17 +90,11 @@ def index_scores(q: Tensor, weights: Tensor, keys: Tensor, count: Tensor, scale:
     return scores
 
 
-def index_scores_paged(
-    q: Tensor, weights: Tensor, pool: PagedPool, pages: Tensor, count: Tensor, scale: float
-) -> Tensor:
-    """The same for rows that each have their own pages [M, P]: [M, P * page_size]."""
-    q = widen(q)
-    keys = _gather_pages(pool, pages).to(q.dtype)
-    num_columns = keys.shape[1]
-    keys = _at_least(keys, _fewest_columns(q.shape[1]))
+def _scores_of_rows(q: Tensor, scaled: Tensor, keys: Tensor, count: Tensor) -> Tensor:
+    """[M, N] of keys [M, N, D], each row's own."""
     heads = torch.bmm(q, keys.mT).relu_()
-    scores = torch.bmm(_row_weights(weights, scale, q.dtype), heads)[:, 0, :num_columns]
-    hidden = torch.arange(num_columns, device=q.device) >= count[:, None]
+    scores = torch.bmm(scaled, heads)[:, 0]
+    hidden = torch.arange(keys.shape[1], device=q.device) >= count[:, None]
     return scores.masked_fill_(hidden, -torch.inf)
 
 
@@ -121,9 +152,17 @@ def _torch_topk(scores: Tensor, count: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return torch.cat([b.values for b in blocks]), torch.cat([b.indices for b in blocks])
 
 
+def _fixed_query(q: Tensor, weights: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """Returns q with FEWEST_HEADS heads at least, and scaled weights as FIXED_ROWS equal rows."""
+    q = widen(q)
+    missing = max(0, FEWEST_HEADS - q.shape[1])
+    scaled = _scaled(weights, scale, q.dtype).expand(-1, FIXED_ROWS, -1)
+    return (F.pad(q, (0, 0, 0, missing)), F.pad(scaled, (0, missing))) if missing else (q, scaled)
+
+
 def _fewest_columns(num_heads: int) -> int:
     """How many keys a weighted sum over heads takes at least, so as to take the usual path."""
-    return max(16, -(-SMALL_PRODUCT // (SAME_ROWS * num_heads)))
+    return max(16, -(-SMALL_PRODUCT // (FIXED_ROWS * num_heads)))
 
 
 def _at_least(keys: Tensor, num_keys: int) -> Tensor:
@@ -131,9 +170,8 @@ def _at_least(keys: Tensor, num_keys: int) -> Tensor:
     return F.pad(keys, (0, 0, 0, missing)) if missing > 0 else keys
 
 
-def _row_weights(weights: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
-    """[M, SAME_ROWS, Hi]: equal rows, of whose products the first is read."""
-    return (weights.to(dtype) * scale)[:, None].expand(-1, SAME_ROWS, -1)
+def _scaled(weights: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
+    return (weights.to(dtype) * scale)[:, None]
 
 
 def _head_scores(q: Tensor, keys: Tensor) -> Tensor:
