@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from gnomon.engine.messages import EngineRequest, EngineStats, OutputDelta
+from gnomon.engine.messages import EngineRequest, EngineStats, OutputDelta, ShadowStats
 from gnomon.engine.wire import EngineInfo
 from gnomon.errors import ConfigError, OverloadError
 
@@ -46,6 +46,7 @@ class StandInCore:
     def __init__(self) -> None:
         self.alive: dict[str, tuple[EngineRequest, int]] = {}
         self.num_steps = 0
+        self.shadow: ShadowStats | None = None
 
     @property
     def has_work(self) -> bool:
@@ -66,8 +67,8 @@ class StandInCore:
     def stats(self) -> EngineStats:
         return EngineStats(running=len(self.alive), num_steps=self.num_steps)
 
-    def shadow_stats(self) -> None:
-        """No shadow."""
+    def shadow_stats(self) -> ShadowStats | None:
+        return self.shadow
 
     def reset_prefix_cache(self) -> None:
         self.num_steps = 0
@@ -76,7 +77,9 @@ class StandInCore:
         self.num_steps += 1
         wishes = {one.prompt_token_ids[0] for one, _ in self.alive.values()}
         if RAISE in wishes:
-            raise ValueError("a step raised on purpose")
+            error = ValueError("a step raised on purpose")
+            error.add_note("in step 41")
+            raise error
         if KILL in wishes:
             os.kill(os.getpid(), signal.SIGKILL)
         if FREEZE in wishes:
@@ -103,4 +106,6 @@ def build(config: Any, progress: Any, default_vocab_size: int | None = None) -> 
         raise SystemExit(3)
     progress("weights", 1, 2)
     progress("weights", 2, 2)
-    return StandInCore()
+    core = StandInCore()
+    core.shadow = ShadowStats(steps=3, dropped=7) if config.shadow else None
+    return core

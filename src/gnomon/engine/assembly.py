@@ -16,20 +16,25 @@ from dataclasses import dataclass
 
 import torch
 
+from gnomon import __version__
 from gnomon.attention.dispatch import Choice, OpNeed, bind_operators, explain_rows
 from gnomon.attention.ops.operators import Operators
 from gnomon.attention.plan import Budget
 from gnomon.attention.providers import builtin_providers
+from gnomon.attention.recording import Recording
 from gnomon.attention.routes import DensePolicy, RoutePolicy
 from gnomon.cache.pages import PagePool
 from gnomon.cache.tensors import CacheTensors
 from gnomon.engine.batch import BatchBuilder, BatchRules
 from gnomon.engine.config import EngineConfig
+from gnomon.engine.record import RecordRules, StepRecorder
+from gnomon.engine.record_witness import Subject, Witness
 from gnomon.engine.resolve import ResolvedConfig, probe_machine, resolve
 from gnomon.engine.runner import Runner
 from gnomon.engine.sampler import Sampler
 from gnomon.engine.schedule_config import SchedulerConfig
 from gnomon.engine.scheduler import Scheduler
+from gnomon.engine.shadow import Shadow
 from gnomon.engine.wire import EngineInfo
 from gnomon.models.config import ModelConfig
 from gnomon.models.params import param_dtype, param_specs
@@ -50,6 +55,7 @@ class Parts:
     sampler: Sampler
     cache: CacheTensors
     info: EngineInfo
+    witness: Witness | None = None  # runs the steps where some are recorded or shadowed
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +66,7 @@ class Survey:
     resolved: ResolvedConfig
     ops: Operators
     choices: tuple[Choice, ...]
+    recording: RecordRules | None = None
 
 
 def survey(config: EngineConfig, default_vocab_size: int | None = None) -> Survey:
@@ -79,14 +86,14 @@ def survey(config: EngineConfig, default_vocab_size: int | None = None) -> Surve
         dims=model.attention_dims(),
         latent_layout=resolved.latent_layout.id,
         index_layout=resolved.index_layout.id,
+        is_deterministic=config.deterministic,
     )
     forced = None if config.attention_provider == "auto" else config.attention_provider
     ops, choices = bind_operators(need, builtin_providers(), forced)
-    return Survey(source, resolved, ops, choices)
+    return Survey(source, resolved, ops, choices, RecordRules.of(config))
 
 
 def assemble(
-        is_deterministic=config.deterministic,
     config: EngineConfig, progress: Progress, default_vocab_size: int | None = None
 ) -> Parts:
     """Check, load, allocate (module docstring)."""
@@ -131,14 +138,48 @@ def put_together(
         policy=RoutePolicy(DensePolicy(config.dense_route)),
         is_checked=config.checked_mode,
     )
+    runner = Runner(loaded.model, cache.pools, found.ops, rules.row_multiple)
+    info = _info(resolved, loaded, found.choices, cache)
     return Parts(
         scheduler=Scheduler(_scheduler_config(config, resolved), pages),
         builder=BatchBuilder(rules, pages.groups),
-        runner=Runner(loaded.model, cache.pools, found.ops, rules.row_multiple),
+        runner=runner,
         sampler=Sampler(config.seed),
         cache=cache,
-        info=_info(resolved, loaded, found.choices, cache),
+        info=info,
+        witness=_witness(found, loaded, runner, cache),
     )
+
+
+def _witness(
+    found: Survey, loaded: LoadedModel, runner: Runner, cache: CacheTensors
+) -> Witness | None:
+    """Whoever records or shadows steps, if the flags ask for one of them."""
+    config, rules = found.resolved.given, found.recording
+    if rules is None and not config.shadow:
+        return None
+    recorder = None if rules is None else StepRecorder(rules)
+    subject = Subject(
+        origin={
+            "gnomon": __version__,
+            "torch": torch.__version__,
+            "model": loaded.label,
+            "revision": loaded.revision,
+            "dtype": str(found.resolved.dtype).removeprefix("torch."),
+            "device": found.resolved.device.type,
+        },
+        dims=loaded.config.attention_dims(),
+        hidden_size=loaded.config.hidden_size,
+        providers={choice.op: choice.provider.name for choice in found.choices},
+        pools=cache.pools,
+    )
+
+    def keep(recording: Recording) -> None:
+        if recorder is not None:
+            recorder.keep(recording, "shadow")
+
+    shadow = Shadow(config.shadow, keep) if config.shadow else None
+    return Witness(runner, found.ops, subject, recorder, shadow)
 
 
 def _weight_bytes(model: ModelConfig, config: EngineConfig) -> int:

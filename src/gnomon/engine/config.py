@@ -106,6 +106,17 @@ class EngineConfig:
         int | None, Flag("threads of the CPU operators; not given: torch's own choice", least=1)
     ] = None
     checked_mode: A[bool, Flag("check every step's geometry in full (slow; for debugging)")] = False
+    record: A[str | None, Flag("folder for steps that fail, and for those of --record-steps")] = (
+        None
+    )
+    record_steps: A[
+        str, Flag("which steps to record: on-failure, one as 12, or several as 12..15")
+    ] = "on-failure"
+    redact: A[bool, Flag("leave token ids, names and embeddings out of what is recorded")] = False
+    shadow: A[
+        float,
+        Flag("share of steps that the reference computes again, unseen", least=0.0, greatest=1.0),
+    ] = 0.0
     drain_timeout_s: A[
         float, Flag("seconds that running requests get to finish after SIGTERM", least=0.0)
     ] = 30.0

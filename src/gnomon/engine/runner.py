@@ -73,12 +73,19 @@ class Runner:
         self._row_multiple = row_multiple
 
     @torch.inference_mode()
-    def run(self, batch: Batch, taps: Taps | None = None) -> RunOutput:
-        """Run one step. The cache holds the step's tokens afterwards."""
+    def run(
+        self, batch: Batch, taps: Taps | None = None, ops: Operators | None = None
+    ) -> RunOutput:
+        """Run one step, with other operators than usual if ``ops`` are given.
+
+        The cache holds the step's tokens afterwards; running a step twice leaves it the same.
+        """
         taps = taps or Taps()
         if taps.selection is not None:
             taps.selection.begin_step(batch.geometry.rows, batch.request_ids)
-        step = AttentionStep(batch.geometry, batch.plan, self._pools, self._ops, taps.selection)
+        step = AttentionStep(
+            batch.geometry, batch.plan, self._pools, ops or self._ops, taps.selection
+        )
         output = self._model.forward(batch.token_ids, step)
         hidden = output.hidden.data
         logits = self._logits(hidden.index_select(0, batch.logit_rows))

@@ -38,7 +38,9 @@ def captured(step, limits, kernels=TORCH.kernels):
 @pytest.fixture(scope="module")
 def step():
     """Two decodes, a chunk behind a context, a prefill; padded rows; keys in several chunks."""
-    return small_step([1, 1, 7, 30], [40, 12, 60, 30], budget=Budget(score_bytes=20_000), num_rows=45)
+    return small_step(
+        [1, 1, 7, 30], [40, 12, 60, 30], budget=Budget(score_bytes=20_000), num_rows=45
+    )
 
 
 def as_recording(capture):

@@ -139,13 +139,13 @@ def test_a_file_is_never_overwritten(tmp_path, small):
 
 
 def test_a_missing_file_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="cannot read .*No such file"):
+    with pytest.raises(ConfigError, match=r"cannot read .*No such file"):
         read_recording(tmp_path / "gone")
 
 
 def test_foreign_files_are_refused_each_in_its_words(data):
     tensors = {"weight": torch.zeros(3)}
-    with pytest.raises(ConfigError, match="no recording of gnomon.*format is None"):
+    with pytest.raises(ConfigError, match=r"no recording of gnomon.*format is None"):
         from_bytes(safetensors.torch.save(tensors), "model.safetensors")
     with pytest.raises(ConfigError, match="format is 'pt'"):
         from_bytes(safetensors.torch.save(tensors, {"format": "pt"}), "model.safetensors")
@@ -162,7 +162,7 @@ def test_foreign_files_are_refused_each_in_its_words(data):
 @given(share=st.floats(0, 1))
 def test_a_file_cut_anywhere_is_refused(data, share):
     kept = data[: min(int(share * len(data)), len(data) - 1)]
-    with pytest.raises(ConfigError, match="cut short|no safetensors file"):
+    with pytest.raises(ConfigError, match=r"cut short|no safetensors file"):
         from_bytes(kept, "half")
 
 

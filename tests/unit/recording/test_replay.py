@@ -165,7 +165,7 @@ def test_nan_and_infinity_are_differences_unless_both_have_them(prefill):
     first = replay(prefill, shifted("moe", (3, 5), math.nan)).first
     assert first.op == "moe"
     assert math.isinf(first.comparison.first.difference)
-    number, call = calls_of(prefill, "moe")[0]
+    _, call = calls_of(prefill, "moe")[0]
     same = replace(call, results={"out": call.results["out"].clone().fill_(math.nan)})
 
     def all_nan(*arguments):
@@ -183,7 +183,7 @@ def test_a_provider_of_one_operator_runs_that_one(prefill):
 
 
 def test_a_provider_of_nothing_is_refused_with_the_reasons(prefill):
-    with pytest.raises(UnsupportedError, match="can run no call.*has no kernel for moe"):
+    with pytest.raises(UnsupportedError, match=r"can run no call.*has no kernel for moe"):
         replay(prefill, KernelSet("empty", 1, {}))
 
 
