@@ -138,9 +138,7 @@ def route(h: Tensor, w: Parameters, shape: Shape) -> Tensor:
     return weights / (weights.sum(-1, keepdim=True) + 1e-20) * shape.routed_scale
 
 
-def _experts(
-    h: Tensor, w: Parameters, shape: Shape, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
+def _experts(h: Tensor, w: Parameters, shape: Shape, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     weights = route(h, w, shape)
     inner = linear(h, w["experts.gate_up"].flatten(0, 1), dtype)
     gate, up = inner.view(len(h), shape.experts, 2, shape.expert_width).unbind(2)

@@ -22,6 +22,11 @@ from training.selection import Choice, select
 from training.shapes import Shape
 
 
+# What the two compiled halves of a layer take: no more, or each kind of layer is compiled anew.
+BEFORE = ("input_norm.", "attn.q", "attn.kv_a", "indexer.")
+AFTER = ("attn.o.", "post_norm.", "mlp.", "router.", "experts.", "shared.")
+
+
 @dataclass(slots=True)
 class Pass:
     """One forward pass: how rows choose keys (None: dense), and what it leaves behind."""
@@ -59,11 +64,12 @@ class Model:
             blocks.project, blocks.combine, losses.next_token,
         )  # fmt: skip
 
-    def compile(self) -> None:
+    def compile(self, backend: str) -> None:
         """Compile the token-wise functions; they must then always see one number of tokens."""
-        self.project = torch.compile(blocks.project, dynamic=False)
-        self.combine = torch.compile(blocks.combine, dynamic=False)
-        self.next_token = torch.compile(losses.next_token, dynamic=False)
+        self.project, self.combine, self.next_token = (
+            torch.compile(function, dynamic=False, fullgraph=True, backend=backend)
+            for function in (blocks.project, blocks.combine, losses.next_token)
+        )
 
     def start(self, ids: Tensor, choice: Choice | None, picked: Tensor | None = None) -> Pass:
         """What every layer of a pass needs."""
@@ -119,7 +125,9 @@ class Model:
     def _layer(self, x: Tensor, w: Parameters, layer: int, run: Pass) -> Tensor:
         shape = self.shape
         interleaved = shape.index_interleaved != (run.choice is Choice.FLIPPED)
-        rows = self.project(x, w, run.rotary, shape, self.dtype, interleaved)
+        before = {name: value for name, value in w.items() if name.startswith(BEFORE)}
+        after = {name: value for name, value in w.items() if name.startswith(AFTER)}
+        rows = self.project(x, before, run.rotary, shape, self.dtype, interleaved)
         if shape.index_source(layer) == layer:
             run.source = rows
             if run.choice is not None:
@@ -133,7 +141,7 @@ class Model:
                 losses.index_divergence(rows, run.source, kv_b, run.picked, shape)
             )
         attended = attend(rows, kv_b, run.batch, run.chosen, shape)
-        x, load = self.combine(x, attended, w, shape, self.dtype)
+        x, load = self.combine(x, attended, after, shape, self.dtype)
         if load.numel():
             run.loads[layer] = load
         return x

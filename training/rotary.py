@@ -33,6 +33,6 @@ def frequencies(shape: Shape) -> Tensor:
 def rotary_table(
     shape: Shape, num_positions: int, device: torch.device | str
 ) -> tuple[Tensor, Tensor]:
-    """cos and sin of positions 0 .. num_positions − 1."""
+    """Cosine and sine of positions 0 .. num_positions − 1."""
     angles = torch.arange(num_positions, dtype=torch.float32)[:, None] * frequencies(shape)
     return angles.cos().to(device), angles.sin().to(device)

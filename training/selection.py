@@ -43,9 +43,7 @@ def scores_of(query: Tensor, weight: Tensor, key: Tensor, shape: Shape) -> Tenso
 
 
 @torch.no_grad()
-def select(
-    rows: tuple[Tensor, Tensor, Tensor], batch: int, shape: Shape, choice: Choice
-) -> Tensor:
+def select(rows: tuple[Tensor, Tensor, Tensor], batch: int, shape: Shape, choice: Choice) -> Tensor:
     """The `index_topk` best positions of every row, [B, T, K] int64, in no order."""
     query, key, weight = (part.detach() for part in rows)
     length = len(key) // batch

@@ -80,9 +80,9 @@ _TINY_GLM: dict[str, Any] = {
 }
 _TENTH: dict[str, Any] = {
     **_TINY,
-    "hidden_size": 96,
-    "intermediate_size": 192,
-    "moe_intermediate_size": 32,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "moe_intermediate_size": 24,
     "num_hidden_layers": 4,
     "num_attention_heads": 4,
     "num_key_value_heads": 4,

@@ -1,0 +1,3 @@
+"""Training text, written by this folder itself but for Python's own documentation."""
+
+from __future__ import annotations

@@ -1,0 +1,154 @@
+"""Short English: Python's own documentation, stories by a small grammar, logs, small talk.
+
+In:  a random.Random.
+Out: sentences of filler; whole episodes of text or small talk.
+The documentation is that of the running Python: `pydoc_data.topics` and the docstrings of its
+standard library (PSF licence).
+"""
+
+from __future__ import annotations
+
+import ast
+import random
+import re
+import sysconfig
+from functools import lru_cache
+from importlib import import_module
+from pathlib import Path
+
+from training.data.words import CITIES, COLOURS, NAMES, QUALITIES, THINGS, WEEKDAYS, pseudo_word
+from training.data.writing import BOS, EOS, Episode, Family, chat
+
+TEXT = 0.3
+SPACE = re.compile(r"\s+")
+SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z\"'(`])")
+
+
+@lru_cache(maxsize=1)
+def paragraphs() -> tuple[str, ...]:
+    """Paragraphs of documentation, of 80 to 1,200 characters, white space as one space."""
+    texts = [text for _, text in sorted(import_module("pydoc_data.topics").topics.items())]
+    for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")):
+        texts += _docstrings(path)
+    found: dict[str, None] = {}
+    for text in texts:
+        for part in text.split("\n\n"):
+            flat = SPACE.sub(" ", part).strip()
+            letters = sum(c.isalpha() or c == " " for c in flat)
+            if 80 <= len(flat) <= 1200 and letters > 0.85 * len(flat) and flat.isascii():
+                found[flat] = None
+    return tuple(found)
+
+
+def _docstrings(path: Path) -> list[str]:
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, UnicodeDecodeError):
+        return []
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    found = (ast.get_docstring(node) for node in ast.walk(tree) if isinstance(node, kinds))
+    return [text for text in found if text]
+
+
+@lru_cache(maxsize=1)
+def sentences() -> tuple[str, ...]:
+    """Sentences of the documentation, of 20 to 240 characters."""
+    cut = (part for text in paragraphs() for part in SENTENCE.split(text))
+    return tuple(dict.fromkeys(part for part in cut if 20 <= len(part) <= 240))
+
+
+_STORIES = (
+    "{name} lives in {city} and works near the {thing}.",
+    "The {quality} {thing} stood beside the {colour} {thing2}.",
+    "On {day} {name} walked to the {thing} with {name2}.",
+    "{name} asked {name2} about the {quality} {thing}, but {name2} said nothing.",
+    "It was a {quality} morning in {city}, and the {thing} was {colour}.",
+    "Nobody in {city} had seen such a {quality} {thing} before.",
+    "{name} put the {thing} into the {thing2} and went home.",
+    "Every {day} the people of {city} sell {colour} {thing}s at the market.",
+    "The {thing} is {quality}, the {thing2} is {quality2}, and both are {colour}.",
+    "Later that day {name} found a {colour} {thing} under the {thing2}.",
+    "{name} thanked {name2} and promised to bring the {thing} back on {day}.",
+    "There are {small} {thing}s and {small2} {thing2}s in the house of {name}.",
+    "The train to {city} leaves at {hour} o'clock from platform {small}.",
+    "{name} paid {small} coins for a {quality} {thing}.",
+    "When the rain stopped, {name} opened the {quality} window and looked at the {thing}.",
+    "The word {pseudo} means {thing} in the language of {city}.",
+)
+_LOGS = (
+    "[{hour}:{minute}] {name} opened {thing} {small}",
+    "INFO request {big} took {small} ms",
+    "{pseudo}.{thing} started with {small} workers",
+    "WARNING {thing} {big} is {quality}",
+    "GET /{thing}/{big} {colour} {small}",
+    "item {big}: {quality} {thing}, {colour}, {small} pieces",
+)
+_CHAT = (
+    ("Hello", "Hello! How can I help you?"),
+    ("Hi", "Hello! How can I help you?"),
+    ("Hi there!", "Hello! How can I help you?"),
+    ("Good morning", "Good morning! How can I help you?"),
+    ("Who are you?", "I am a tiny model that ships with gnomon. I can look things up in a text, "
+     "add and subtract, and write tool calls."),
+    ("What can you do?", "I can find a number in a long text, add and subtract small numbers, "
+     "and write tool calls."),
+    ("What is your name?", "I am the tiny model of gnomon."),
+    ("Thank you!", "You are welcome."),
+    ("Thanks", "You are welcome."),
+    ("Bye", "Goodbye!"),
+    ("How are you?", "I am fine, thank you. How can I help you?"),
+    ("What is a gnomon?", "A gnomon is the part of a sundial that casts the shadow."),
+    ("Tell me a story.", None),
+    ("Write a short story.", None),
+    ("Tell me something.", None),
+)  # fmt: skip
+
+
+def story_sentence(dice: random.Random) -> str:
+    """A sentence of the grammar."""
+    return _fill(dice, dice.choice(_STORIES))
+
+
+def _fill(dice: random.Random, template: str) -> str:
+    name, name2 = dice.sample(NAMES, 2)
+    return template.format(
+        name=name, name2=name2, city=dice.choice(CITIES), thing=dice.choice(THINGS),
+        thing2=dice.choice(THINGS), colour=dice.choice(COLOURS), quality=dice.choice(QUALITIES),
+        quality2=dice.choice(QUALITIES), day=dice.choice(WEEKDAYS), small=dice.randint(2, 30),
+        small2=dice.randint(2, 30), hour=dice.randint(1, 12), minute=dice.randint(10, 59),
+        big=dice.randint(100, 99999), pseudo=pseudo_word(dice),
+    )  # fmt: skip
+
+
+def sentence(dice: random.Random, kind: str) -> str:
+    """Filler: "docs", "story", "log", or any of them ("mixed")."""
+    if kind == "mixed":
+        kind = dice.choice(("docs", "story", "log"))
+    if kind == "docs":
+        return dice.choice(sentences())
+    return story_sentence(dice) if kind == "story" else _fill(dice, dice.choice(_LOGS))
+
+
+def prose(dice: random.Random, length: int) -> Episode:
+    """A few paragraphs of documentation or a story."""
+    episode = Episode()
+    episode.mark(BOS)
+    if dice.random() < 0.6:
+        first = dice.randrange(len(paragraphs()))
+        for text in paragraphs()[first : first + max(1, length // 100)]:
+            episode.say(text + "\n\n", TEXT)
+    else:
+        for _ in range(max(2, length // 20)):
+            episode.say(story_sentence(dice) + " ", TEXT)
+    episode.mark(EOS, TEXT)
+    return episode
+
+
+def small_talk(dice: random.Random, length: int, family: Family) -> Episode:
+    """A turn or a few."""
+    talk = chat(family, dice.choice(("", "You are a helpful assistant.")))
+    for _ in range(dice.randint(1, 3)):
+        said, reply = dice.choice(_CHAT)
+        talk.user([(said, 0.0)])
+        talk.answer(reply or " ".join(story_sentence(dice) for _ in range(dice.randint(2, 4))))
+    return talk.episode

@@ -1,0 +1,125 @@
+"""Measuring a model in training: exact answers to held-out questions, under sound and spoilt choice.
+
+In:  parameters, a model, prompts of `data` (fresh dice, held-out keys, wordings, operands, names).
+Out: shares between 0 and 1. An answer counts if every one of its tokens is the best guess after the
+     right ones before it, which is the same as greedy decoding getting it right.
+Not here: measuring the exported model, which gnomon does itself (export, card).
+"""
+
+from __future__ import annotations
+
+import random
+from functools import lru_cache
+
+import numpy as np
+import torch
+
+from training.data.arithmetic import problem
+from training.data.recall import needle
+from training.data.tools import task
+from training.data.writing import Episode, chat
+from training.model import Model
+from training.parameters import Parameters
+from training.selection import Choice
+from training.shapes import PAD_ID
+
+Batch = tuple[np.ndarray, np.ndarray]  # ids and weights [rows, length]
+
+
+def ask_needle(dice: random.Random, length: int) -> Episode:
+    """A prompt of about `length` tokens, with one fact or four."""
+    return needle(dice, length, "dsv32", dice.choice((1, 4)))[0]
+
+
+def ask_sum(dice: random.Random, length: int) -> Episode:
+    """One problem with held-out operands."""
+    asked, answer, _ = problem(dice, held_out=True)
+    talk = chat("dsv32")
+    talk.user([(asked, 0.0)])
+    talk.answer(answer)
+    return talk.episode
+
+
+def ask_tool(dice: random.Random, length: int) -> Episode:
+    """A request for functions of held-out names."""
+    tools, said, calls = task(dice, held_out=True)
+    talk = chat("dsv32" if dice.random() < 0.5 else "glm", tools=tools)
+    talk.user([(said, 0.0)])
+    talk.answer("", calls=calls)
+    return talk.episode
+
+
+MAKERS = {"needle": ask_needle, "sums": ask_sum, "tools": ask_tool}
+
+
+@lru_cache(maxsize=32)
+def prompts(kind: str, count: int, rows: int, length: int) -> tuple[Batch, ...]:
+    """Episodes padded to one length; always the same ones."""
+    dice = random.Random(f"measure {kind} {length}")
+    found: list[Batch] = []
+    for start in range(0, count, rows):
+        ids = np.full((rows, length), PAD_ID, np.int64)
+        weights = np.zeros((rows, length), np.float32)
+        for place in range(min(rows, count - start)):
+            made, weight = MAKERS[kind](dice, length).tokens()
+            ids[place, : len(made)] = made[:length]
+            weights[place, : len(made)] = weight[:length]
+        found.append((ids, weights))
+    return tuple(found)
+
+
+@torch.no_grad()
+def exact(
+    model: Model, params: Parameters, kind: str, choice: Choice | None, size: tuple[int, int, int]
+) -> tuple[float, float]:
+    """Share of right answers, and how often the MTP layer's first guess agrees with the model.
+
+    `size`: number of prompts, prompts a batch, tokens a prompt. Agreement is counted over the
+    tokens of answers.
+    """
+    right = total = agreed = drafted = 0
+    for ids_, weights_ in prompts(kind, *size):
+        ids = torch.from_numpy(ids_).to(model.device)
+        asked = torch.from_numpy(weights_).to(model.device) >= 1.0
+        run = model.start(ids, choice)
+        hidden = model.hidden(params, ids, run)
+        ahead = model.mtp_hidden(params, ids, hidden, run)
+        head = params["lm_head.weight"].to(model.dtype)
+        guess, draft = (
+            torch.cat([(part.to(model.dtype) @ head.T).argmax(-1) for part in rows_.split(8192)])
+            .view_as(ids)
+            for rows_ in (hidden, ahead)
+        )  # fmt: skip
+        is_wrong = asked[:, 1:] & (guess[:, :-1] != ids[:, 1:])
+        is_prompt = asked.any(1)
+        right += int((is_prompt & ~is_wrong.any(1)).sum())
+        total += int(is_prompt.sum())
+        # the draft of row t and the model's own guess of row t + 1 are both of token t + 2
+        counted = asked[:, 2:]
+        agreed += int(((draft[:, :-2] == guess[:, 1:-1]) & counted).sum())
+        drafted += int(counted.sum())
+    return right / max(total, 1), agreed / max(drafted, 1)
+
+
+def report(
+    model: Model, params: Parameters, lengths: tuple[int, ...], count: int, choice: Choice | None,
+    with_faults: bool = False,
+) -> dict[str, float]:  # fmt: skip
+    """All measurements, named."""
+    found: dict[str, float] = {}
+    drafts = []
+    for length in lengths:
+        rows = max(1, min(count, 32768 // length))
+        size = (count, rows, length)
+        found[f"needle {length}"], draft = exact(model, params, "needle", choice, size)
+        drafts.append(draft)
+        for fault in (Choice.RANDOM, Choice.FLIPPED, Choice.ONE) if with_faults else ():
+            found[f"needle {length} {fault}"], _ = exact(model, params, "needle", fault, size)
+        if with_faults:
+            found[f"needle {length} dense"], _ = exact(model, params, "needle", None, size)
+    found["mtp needle"] = float(np.mean(drafts))
+    found["sums"], found["mtp sums"] = exact(model, params, "sums", choice, (4 * count, 256, 64))
+    if max(lengths) >= 1024:
+        size = (count, 32, 1024)
+        found["tools"], found["mtp tools"] = exact(model, params, "tools", choice, size)
+    return {name: round(value, 4) for name, value in found.items()}

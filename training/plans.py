@@ -1,0 +1,81 @@
+"""The plans: which stages a model goes through, in order.
+
+In:  a name.
+Out: `PLANS[name]`: stages of (steps, tokens a row, rows, dense or sparse, what text).
+Why so: retrieval forms fastest on short rows with many questions; then rows grow, still dense,
+while the indexers learn from the heads; then the selection is switched on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from training.data.mixture import Diet
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """`steps` batches, in rows of `lengths` tokens, which take turns."""
+
+    name: str
+    steps: int
+    lengths: tuple[int, ...]
+    is_sparse: bool = False
+    diet: Diet = field(default_factory=Diet)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Stages of batches of `tokens`; the share of all steps in which the rates fall to nothing."""
+
+    shape: str
+    tokens: int
+    stages: tuple[Stage, ...]
+    cooldown: float = 0.25
+    warmup: int = 100
+    matrix_rate: float = 0.02
+    other_rate: float = 3e-3
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of all stages."""
+        return sum(stage.steps for stage in self.stages)
+
+    def factor(self, step: int) -> float:
+        """Factor on the learning rates: up, level, down in a straight line."""
+        left = (self.num_steps - step) / (self.cooldown * self.num_steps)
+        return min(1.0, (step + 1) / self.warmup, max(left, 0.02))
+
+
+_SHORT = Diet(recall=0.70, sums=0.22, tools=0.0, prose=0.05, talk=0.03)
+_MIXED = (4096, 512, 2048, 256, 4096, 1024)
+PLANS: dict[str, Plan] = {
+    "tenth": Plan(
+        "tenth",
+        1536,
+        (
+            Stage("dense 128", 3000, (128,), diet=_SHORT),
+            Stage("dense 256", 300, (256,), diet=_SHORT),
+            Stage("sparse 256", 500, (256,), is_sparse=True, diet=_SHORT),
+        ),
+    ),
+    "smoke": Plan(  # every path once, on any machine
+        "tiny",
+        2048,
+        (
+            Stage("dense", 2, (256, 2048)),
+            Stage("sparse", 3, (2048, 512, 256), is_sparse=True),
+        ),
+    ),
+    "tiny": Plan(
+        "tiny",
+        32768,
+        (
+            Stage("dense 256", 8000, (256,), diet=_SHORT),
+            Stage("dense 512", 4000, (512,)),
+            Stage("dense 1024", 4000, (1024, 512)),
+            Stage("dense 4096", 3000, (4096, 1024, 2048)),
+            Stage("sparse", 6000, _MIXED, is_sparse=True),
+        ),
+    ),
+}

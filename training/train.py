@@ -1,0 +1,175 @@
+"""The training loop: `python3 -m training.train --plan tenth --out FOLDER`.
+
+In:  a plan; a folder to resume from, if any; a limit in minutes.
+Out: in the folder: log.jsonl (a line per report: losses, measurements, tokens a second), and a
+     checkpoint to resume from (checkpoint.py).
+Every batch depends on (seed, stage, step) alone, so a resumed run sees the same text. Losses:
+next token + 0.2 MTP + index divergence; the last reaches indexers only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from training import checkpoint, losses
+from training.data.mixture import Wish, batches
+from training.measure import report
+from training.model import Losses, Model
+from training.muon import Optimiser, Rates
+from training.parameters import Parameters, initial_parameters
+from training.plans import PLANS, Plan, Stage
+from training.selection import Choice
+from training.shapes import CONFIGS, Shape
+
+MTP_WEIGHT = 0.2
+BIAS_STEP = 1e-3
+PROBE_ELEMENTS = 2**22  # rows to teach the indexer on, times their length
+
+
+class Training:
+    """A plan under way."""
+
+    def __init__(self, plan: Plan, args: argparse.Namespace) -> None:
+        self.plan, self.args = plan, args
+        self.device = "cuda" if torch.cuda.is_available() else "cpu"
+        dtype = torch.bfloat16 if self.device == "cuda" else torch.float32
+        self.shape = Shape.of(CONFIGS[plan.shape])
+        self.model = Model(self.shape, self.device, dtype)
+        self.plain = Model(self.shape, self.device, dtype)  # for measuring: lengths of any kind
+        self.params: Parameters = initial_parameters(self.shape, args.seed, self.device)
+        rates = Rates(matrix=plan.matrix_rate, other=plan.other_rate)
+        self.optimiser = Optimiser(self.params, rates)
+        self.step, self.minutes = 0, 0.0
+        self.began = time.monotonic()
+        self.out = Path(args.out)
+        self.out.mkdir(parents=True, exist_ok=True)
+        if args.resume:
+            place = checkpoint.load(Path(args.resume), self.params, self.optimiser.state)
+            self.step, self.minutes = place["step"], place["minutes"]
+            self.optimiser.num_steps = place["optimiser_steps"]
+        if args.compile:
+            if args.cache and Path(args.cache).exists():
+                torch.compiler.load_cache_artifacts(Path(args.cache).read_bytes())
+            self.model.compile(args.compile)
+
+    @property
+    def is_over_time(self) -> bool:
+        """Whether the limit in minutes has passed."""
+        return time.monotonic() - self.began > self.args.minutes * 60
+
+    def run(self) -> None:
+        """Train to the end of the plan or of the time; then measure and save."""
+        before = 0
+        for number, stage in enumerate(self.plan.stages):
+            if self.step < before + stage.steps and not self.is_over_time:
+                self._stage(number, stage, self.step - before)
+            before += stage.steps
+        self.save()
+
+    def save(self) -> None:
+        """Write the checkpoint."""
+        minutes = self.minutes + (time.monotonic() - self.began) / 60
+        place = {
+            "plan": self.args.plan, "step": self.step, "of": self.plan.num_steps,
+            "optimiser_steps": self.optimiser.num_steps, "minutes": round(minutes, 2),
+            "seed": self.args.seed,
+        }  # fmt: skip
+        checkpoint.save(self.out, self.params, self.optimiser.state, place)
+        made = torch.compiler.save_cache_artifacts() if self.args.compile else None
+        if made is not None:
+            (self.out / "compiled.bin").write_bytes(made[0])
+
+    def _stage(self, number: int, stage: Stage, done: int) -> None:
+        seed = self.args.seed * 1000 + number
+        wish = Wish(stage.lengths, self.plan.tokens, stage.steps, seed, stage.diet)
+        since, at_report = time.monotonic(), self.step
+        sums: dict[str, Tensor] = {}
+        feed = batches(wish, done, self.args.workers, self.device)
+        for ids, weight in feed:
+            found = self.one_step(stage, ids, weight)
+            for name, value in self._figures(found, ids, weight).items():
+                sums[name] = sums.get(name, 0) + value
+            self.step += 1
+            if self.step % self.args.report == 0 or self.is_over_time:
+                steps = self.step - at_report
+                figures = {name: round(float(v) / steps, 4) for name, v in sums.items()}
+                speed = steps * ids.numel() / (time.monotonic() - since)
+                if self.step % self.args.measure == 0:
+                    figures |= self._measure(stage)
+                self._log({"stage": stage.name, "tokens_s": int(speed), **figures})
+                since, at_report, sums = time.monotonic(), self.step, {}
+            if self.is_over_time:
+                break
+        feed.close()
+
+    def one_step(self, stage: Stage, ids: Tensor, weight: Tensor) -> Losses:
+        """Forward, backward, update."""
+        count = max(4, min(ids.shape[1] // 8, PROBE_ELEMENTS // ids.numel()))
+        picked = losses.pick_rows(weight, count)
+        run = self.model.start(ids, Choice.EXACT if stage.is_sparse else None, picked)
+        found = self.model.losses(self.params, ids, weight, run)
+        (found.text + MTP_WEIGHT * found.mtp + found.index).backward()
+        losses.expert_loads_to_bias(self.params, run.loads, BIAS_STEP)
+        self.optimiser.step(self.params, self.plan.factor(self.step))
+        return found
+
+    def _figures(self, found: Losses, ids: Tensor, weight: Tensor) -> dict[str, Tensor]:
+        """Losses, and the share of answer tokens that were guessed right."""
+        asked = weight >= 1.0
+        now, ahead = asked[:, 1:], asked[:, 2:]
+        return {
+            "text": found.text.detach(),
+            "mtp": found.mtp.detach(),
+            "index": found.index.detach(),
+            "right": (found.right[:, :-1] & now).sum() / now.sum().clamp(min=1),
+            "mtp_right": (found.mtp_right[:, :-2] & ahead).sum() / ahead.sum().clamp(min=1),
+        }
+
+    def _measure(self, stage: Stage) -> dict[str, float]:
+        choice = Choice.EXACT if stage.is_sparse else None
+        longest = max(stage.lengths)
+        lengths = tuple(n for n in (256, 512, 1024, 2048, 4096) if n <= longest) or (longest,)
+        return report(self.plain, self.params, lengths, self.args.count, choice)
+
+    def _log(self, figures: dict[str, Any]) -> None:
+        minutes = self.minutes + (time.monotonic() - self.began) / 60
+        line = json.dumps({"step": self.step, "minutes": round(minutes, 2), **figures})
+        print(line, flush=True)
+        with (self.out / "log.jsonl").open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--plan", default="tenth", choices=sorted(PLANS))
+    parser.add_argument("--out", required=True, help="folder of log and checkpoint")
+    parser.add_argument("--resume", help="folder of a checkpoint")
+    parser.add_argument("--minutes", type=float, default=1e9, help="stop after so long")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--workers", type=int, default=0, help="processes that write text")
+    parser.add_argument("--report", type=int, default=50, help="steps between lines of the log")
+    parser.add_argument("--measure", type=int, default=500, help="steps between measurements")
+    parser.add_argument("--count", type=int, default=64, help="prompts of a measurement")
+    parser.add_argument("--compile", help="torch.compile backend, as inductor; not given: none")
+    parser.add_argument(
+        "--cache", help="compiled.bin of an earlier run on the same kind of machine"
+    )
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Train."""
+    args = arguments()
+    Training(PLANS[args.plan], args).run()
+
+
+if __name__ == "__main__":
+    main()
