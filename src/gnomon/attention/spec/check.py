@@ -72,8 +72,15 @@ def _copy(value: Any, widen: bool) -> Any:
         return _copy_pool(value, widen)
     if isinstance(value, Tensor):
         is_float = value.is_floating_point()
-        return value.double() if widen and is_float else value.clone()
+        return value.double() if widen and is_float else _same_view(value)
     return value
+
+
+def _same_view(value: Tensor) -> Tensor:
+    """A copy with the same strides and offset: clone() would make a slice contiguous."""
+    storage = value.untyped_storage().clone()
+    empty = torch.empty(0, dtype=value.dtype, device=value.device)
+    return empty.set_(storage, value.storage_offset(), value.size(), value.stride())
 
 
 def _copy_pool(pool: PagedPool, widen: bool) -> PagedPool:

@@ -63,6 +63,8 @@ def _rope_cases(generator: Generator, dtype: torch.dtype, scale: Scale) -> Itera
         yield Case(
             f"{kind}, a slice", (normal(generator, (*x.shape[:2], 40), dtype)[..., 16:], rows)
         )
+        odd = normal(generator, (*x.shape[:2], 17 + dim), dtype)[..., 17:]
+        yield Case(f"{kind}, a slice of rows of odd width", (odd, rows))
         yield Case(f"{kind}, first columns", (normal(generator, (*x.shape[:2], 24), dtype), rows))
         far = rope_rows([30000, 0], dim, is_interleaved)
         yield Case(f"{kind}, far", (x[:2], far))

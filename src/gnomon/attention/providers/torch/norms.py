@@ -42,6 +42,8 @@ def rope(x: Tensor, rows: RopeRows) -> Tensor:
     middle = (1,) * (x.dim() - 2)
     if rows.turn is not None:
         # Neighbouring columns are one complex number: products and sums as below, one pass.
+        if part.storage_offset() % 2 or any(stride % 2 for stride in part.stride()[:-1]):
+            part = part.contiguous()  # a slice of rows of odd width holds no whole pairs
         pairs = part.view(*part.shape[:-1], dim // 2, 2)
         turn = rows.turn.view(-1, *middle, dim // 2)
         turned = torch.view_as_real(torch.view_as_complex(pairs) * turn).flatten(-2)
