@@ -1,0 +1,87 @@
+"""Cases R of reference/bugs.md that need no stopwatch: work left out, defaults, errors."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import typer
+
+from gnomon.cli.main import build_app
+from gnomon.engine import assembly
+from gnomon.engine.config import EngineConfig
+from gnomon.errors import ConfigError
+from tests.laws.bugs.engines import bug_core, outputs, prompt, request
+from tests.laws.bugs.op_cases import watched
+from tests.laws.bugs.tiny import Bench, t0_spec, token_list
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.parametrize("kind", ["T0", "T2"])
+def test_r1_prompts_up_to_topk_are_not_scored(kind: str) -> None:
+    """No score, no top-k up to K keys; past K there are. Index keys are always written."""
+    bench, calls = Bench(kind), []
+    bench.ops = watched(bench.ops, lambda name, _: calls.append(name))
+    one = bench.request("r", token_list(10))
+    for n, is_scored in ((7, False), (1, False), (1, True)):
+        calls.clear()
+        bench.step([(one, n)])
+        scored = {"index_scores", "index_scores_paged", "topk"} & set(calls)
+        assert bool(scored) == is_scored
+        full = sum(bench.config.has_indexer(i) for i in range(bench.config.num_hidden_layers))
+        assert calls.count("index_prepare") == full
+
+
+@pytest.mark.parametrize("layout", ["auto", "bfloat16", "fp8"])
+def test_r4_the_defaults_start(layout: str) -> None:
+    """No flag but the model and the format: page size, pages and lengths fit each other."""
+    core = bug_core(
+        kv_layout=layout, block_size=EngineConfig.of().block_size, num_kv_pages=None,
+        kv_cache_memory="4MiB", dtype="auto",
+    )  # fmt: skip
+    assert len(outputs(core, [request("r", prompt(70), 3)])["r"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (
+            {"num_kv_pages": 3, "max_model_len": 512},
+            r"max_model_len = 512 .* raise kv_cache_memory",
+        ),
+        ({"block_size": 0}, "block_size"),
+        ({"kv_cache_memory": "1KiB"}, "Raise --kv-cache-memory"),
+        ({"max_num_seqs": 9, "max_num_batched_tokens": 4}, "max_num_batched_tokens is 4"),
+    ],
+    ids=["pages", "page size", "memory", "rows"],
+)
+def test_r4_errors_name_the_flag_and_the_value(flags: dict[str, object], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        assembly.survey(EngineConfig.of(model=t0_spec(), dtype="float32", **flags))
+
+
+def documented_commands() -> list[str]:
+    """Every `gnomon ...` line of the README's and docs' shell blocks, comments cut off."""
+    found = []
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        for block in re.findall(r"```(?:sh|bash|console)\n(.*?)```", path.read_text(), re.S):
+            for line in block.replace("\\\n", " ").splitlines():
+                command = line.strip().removeprefix("$ ").split("  #")[0]
+                if command.startswith("gnomon "):
+                    found.append(command)
+    return found
+
+
+def test_r5_documented_commands_parse() -> None:
+    """Each names a command that exists, with options that it takes."""
+    app = typer.main.get_command(build_app())
+    known = getattr(app, "commands")  # noqa: B009  (typer brings its own click)
+    commands = documented_commands()
+    assert commands
+    for command in commands:
+        name, *arguments = [word for word in shlex.split(command)[1:] if word not in ("&", "|")]
+        assert name in known, command
+        known[name].make_context(name, arguments)  # a usage error raises
