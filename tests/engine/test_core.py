@@ -17,7 +17,7 @@ LENGTHS = (1, 2, 15, 16, 17, 33, 64, 90)
 
 @pytest.fixture(scope="module")
 def core() -> EngineCore:
-    return tiny_core(checked_mode=True)
+    return tiny_core(check="full")
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, OrderedDict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from gnomon.cache.prefix import PrefixIndex, Span
 from gnomon.errors import ConfigError, GnomonError
@@ -68,6 +68,8 @@ class PagePool:
         self._in_flight: deque[int] = deque()
         self._postponed: deque[tuple[int, list[Span]]] = deque()
         self.num_postponed = 0
+        # (group, pages): told of pages that become free, and of pages that are taken
+        self.on_change_of_hands: Callable[[str, Sequence[int]], None] | None = None
 
     @property
     def num_available(self) -> int:
@@ -99,6 +101,7 @@ class PagePool:
             )
             span = Span(pages)
             self._spans.add(span)
+            self._tell(span)
             taken.append(span)
         return taken
 
@@ -181,6 +184,12 @@ class PagePool:
         self._spans.remove(span)
         for free, pages in zip(self._free, span.pages, strict=True):
             free.extend(reversed(pages))
+        self._tell(span)
+
+    def _tell(self, span: Span) -> None:
+        if self.on_change_of_hands is not None:
+            for name, pages in zip(self.groups, span.pages, strict=True):
+                self.on_change_of_hands(name, pages)
 
     # ------------------------------------------------------------ checks
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 
 from gnomon import __version__
+from gnomon.attention.checked import CheckLevel, StepChecker
 from gnomon.attention.dispatch import Choice, OpNeed, bind_operators, explain_rows
 from gnomon.attention.ops.operators import Operators
 from gnomon.attention.plan import Budget
@@ -35,6 +36,7 @@ from gnomon.engine.sampler import Sampler
 from gnomon.engine.schedule_config import SchedulerConfig
 from gnomon.engine.scheduler import Scheduler
 from gnomon.engine.shadow import Shadow
+from gnomon.engine.step_checks import PagePoison
 from gnomon.engine.wire import EngineInfo
 from gnomon.models.config import ModelConfig
 from gnomon.models.params import param_dtype, param_specs
@@ -55,6 +57,7 @@ class Parts:
     sampler: Sampler
     cache: CacheTensors
     info: EngineInfo
+    checker: StepChecker | None = None  # what checked mode has found; None if it is off
     witness: Witness | None = None  # runs the steps where some are recorded or shadowed
 
 
@@ -136,9 +139,11 @@ def put_together(
         row_multiple=rows or (FIXED_ROW_MULTIPLE if config.deterministic else 1),
         budget=budget or Budget(),
         policy=RoutePolicy(DensePolicy(config.dense_route)),
-        is_checked=config.checked_mode,
     )
-    runner = Runner(loaded.model, cache.pools, found.ops, rules.row_multiple)
+    checker = _checker(found, resolved)
+    runner = Runner(loaded.model, cache.pools, found.ops, rules.row_multiple, checker)
+    if resolved.check is CheckLevel.FULL:
+        pages.on_change_of_hands = PagePoison(cache).changes_hands
     info = _info(resolved, loaded, found.choices, cache)
     return Parts(
         scheduler=Scheduler(_scheduler_config(config, resolved), pages),
@@ -147,8 +152,18 @@ def put_together(
         sampler=Sampler(config.seed),
         cache=cache,
         info=info,
+        checker=checker,
         witness=_witness(found, loaded, runner, cache),
     )
+
+
+def _checker(found: Survey, resolved: ResolvedConfig) -> StepChecker | None:
+    """Whoever checks steps, if the level asks for it."""
+    if resolved.check is CheckLevel.OFF:
+        return None
+    providers = {choice.op: choice.provider.name for choice in found.choices}
+    num_layers = found.source.config.num_hidden_layers
+    return StepChecker(found.ops, providers, resolved.check, num_layers, resolved.num_pages)
 
 
 def _witness(

@@ -62,7 +62,6 @@ class BatchRules:
     policy: RoutePolicy = field(default_factory=RoutePolicy)
     capabilities: Capabilities = field(default_factory=Capabilities)
     budget: Budget = field(default_factory=Budget)
-    is_checked: bool = False  # compare every device value with the host's; slow
 
 
 class BatchBuilder:
@@ -94,8 +93,6 @@ class BatchBuilder:
         )
         num_rows = -(-live.rows.num_rows // rules.row_multiple) * rules.row_multiple
         geometry = pad_rows(live, num_rows)
-        if rules.is_checked:
-            geometry.check()
         ids = np.zeros(num_rows, dtype=np.int64)
         ids[: schedule.num_tokens] = np.fromiter(
             chain.from_iterable(item.token_ids for item in items), np.int64, schedule.num_tokens

@@ -105,7 +105,14 @@ class EngineConfig:
     cpu_threads: A[
         int | None, Flag("threads of the CPU operators; not given: torch's own choice", least=1)
     ] = None
-    checked_mode: A[bool, Flag("check every step's geometry in full (slow; for debugging)")] = False
+    check: A[
+        str | None,
+        Flag(
+            "check operators as they run: off, sampled (each layer once in 256 steps) or full "
+            "(slow); not given: what GNOMON_CHECK says",
+            choices=("off", "sampled", "full"),
+        ),
+    ] = None
     record: A[str | None, Flag("folder for steps that fail, and for those of --record-steps")] = (
         None
     )

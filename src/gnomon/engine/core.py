@@ -2,9 +2,10 @@
 
 In:  EngineRequests (token ids).
 Out: OutputDeltas, one per request that a step brought forward or ended.
-A fault of one request (NaN in its rows) ends that request with finish_reason "error" and touches
-no other. An exception out of `step` ends all requests of that step, without deltas: whoever drives
-the engine must tell their clients; process.py takes it as fatal.
+A fault of one request (NaN in its rows, a broken rule of checked mode) ends that request with
+finish_reason "error" and touches no other. An exception out of `step` ends all requests of that
+step, without deltas: whoever drives the engine must tell their clients; process.py takes it as
+fatal.
 Single-threaded; steps do not overlap.
 Not here: text, other processes (process.py), what the parts do.
 """
@@ -31,8 +32,6 @@ from gnomon.engine.schedule_step import StepSchedule
 from gnomon.engine.wire import EngineInfo
 from gnomon.errors import GnomonError
 
-NAN_SCORES = "an index score of this request was NaN: its weights or its cache hold NaN"
-
 
 class EngineCore:
     """One engine. `taps` may be set between steps to listen to what the model computes."""
@@ -54,8 +53,14 @@ class EngineCore:
 
     def stats(self) -> EngineStats:
         """Gauges and counters as they are now."""
-        stats, shadow = self._parts.scheduler.stats(), self.shadow_stats()
-        return stats if shadow is None else msgspec.structs.replace(stats, shadow=shadow)
+        stats, checker = self._parts.scheduler.stats(), self._parts.checker
+        changes: dict[str, object] = {}
+        if (shadow := self.shadow_stats()) is not None:
+            changes["shadow"] = shadow
+        if checker is not None:
+            changes["checks"] = checker.num_checks
+            changes["check_violations"] = checker.num_violations
+        return msgspec.structs.replace(stats, **changes) if changes else stats
 
     def shadow_stats(self) -> ShadowStats | None:
         """What shadow mode has found so far, None without it. From any thread."""
@@ -132,8 +137,8 @@ class EngineCore:
     ) -> list[OutputDelta]:
         """Fail the faulty requests, commit the tokens of the others, complete the deltas."""
         names = [row.request.request_id for row in batch.samples]
-        faults = dict.fromkeys(output.nan_requests, NAN_SCORES)
-        faults |= {name: why for name, why in zip(names, sampled.errors, strict=True) if why}
+        faults = {name: why for name, why in zip(names, sampled.errors, strict=True) if why}
+        faults |= output.faults
         scheduler = self._parts.scheduler
         failed = [scheduler.fail(name, why) for name, why in faults.items()]
         tokens = {name: [token] for name, token in zip(names, sampled.token_ids, strict=True)}

@@ -155,4 +155,6 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     generation_tokens: int = 0
     finished: dict[str, int] = {}
     rejected: int = 0
+    checks: int = 0
+    check_violations: int = 0
     shadow: ShadowStats | None = None

@@ -2,8 +2,9 @@
 
 In:  batches, one a step, and whom to tell: a StepRecorder, a Shadow, or both.
 Out: what the runner gives, unchanged. A chosen step runs through operators that keep their calls.
-A step that raises, or whose scores or logits hold NaN, is run once more to be recorded: steps
-before it cost nothing, and it writes what it wrote before, so that nobody sees a difference.
+A step that raises, or of which a request must fail (NaN, a broken rule of checked mode), is run
+once more, unchecked, to be recorded: steps that succeed cost nothing, and the second run writes
+what the first wrote, so that nobody sees a difference.
 The engine has no witness unless it is asked to record or to shadow.
 Not here: capturing (attention/recording_capture.py), files (record.py), comparing (shadow.py).
 """
@@ -92,8 +93,8 @@ class Witness:
         except Exception as error:
             self._record_failure(step_id, batch, f"{type(error).__name__}: {error}")
             raise
-        if self._recorder is not None and _holds_nan(output):
-            self._record_failure(step_id, batch, "NumericsError: a score or a logit is NaN")
+        if self._recorder is not None and (fault := _fault(output)):
+            self._record_failure(step_id, batch, fault)
         if capture is not None and reason is not None:
             self._hand_on(self._subject.recording(capture, batch, step_id, reason))
         return output
@@ -126,12 +127,16 @@ class Witness:
         except Exception as second:
             again = f"{type(second).__name__}: {second}"
         else:
-            again = "" if not _holds_nan(output) else error
+            again = _fault(output)
         if again != error:
             error += f" (recorded in a second run, which gave: {again or 'no error'})"
         recording = self._subject.recording(capture, batch, step_id, "failed", error)
         self._recorder.keep(recording, "failed")
 
 
-def _holds_nan(output: RunOutput) -> bool:
-    return bool(output.nan_requests) or bool(output.logits.isnan().any())
+def _fault(output: RunOutput) -> str:
+    """Why requests of this step must fail; empty if none must."""
+    reasons = sorted(set(output.faults.values()))
+    if not reasons and bool(output.logits.isnan().any()):
+        reasons = ["a logit is NaN"]
+    return f"NumericsError: {'; '.join(reasons)}" if reasons else ""

@@ -10,18 +10,21 @@ Not here: loading, allocation (assembly.py), checks of single fields (flags.py).
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 
+from gnomon.attention.checked import CheckLevel
 from gnomon.attention.layouts import IndexKeyDims, KVLayout, LatentDims, choose_layout
 from gnomon.attention.layouts.plain import PlainLayout
 from gnomon.cache.budget import pages_for_budget
 from gnomon.cache.free_memory import free_memory_bytes
 from gnomon.cache.schema import CacheSchema
 from gnomon.engine.config import EngineConfig, parse_bytes
+from gnomon.engine.step_checks import check_level
 from gnomon.errors import ConfigError
 from gnomon.models.config import ModelConfig
 from gnomon.models.registry import cache_schema
@@ -47,7 +50,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """The value of one field, its source ("flag", "default", "model", "machine") and the reason."""
+    """A field's value, its source ("flag", "environment", "default", ...) and the reason."""
 
     value: Any
     source: str
@@ -69,6 +72,7 @@ class ResolvedConfig:
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
+    check: CheckLevel
 
     def table(self) -> dict[str, tuple[Any, str, str]]:
         """Name -> (value, source, reason), in the order of the fields."""
@@ -96,6 +100,8 @@ def resolve(
     """All values. `weight_bytes`: what the weights will take, for the default cache budget."""
     found = _Findings(config)
     dtype = _dtype(found, model)
+    check, source = check_level(config.check, os.environ)
+    found.note("check", str(check), source)
     found.note("device", machine.device, "machine", "a GPU if there is one")
     num_seqs, num_tokens = _step_limits(found)
     latent, index = _layouts(found, model, dtype)
@@ -119,6 +125,7 @@ def resolve(
         max_model_len=max_model_len,
         max_num_seqs=num_seqs,
         max_num_batched_tokens=num_tokens,
+        check=check,
     )
 
 

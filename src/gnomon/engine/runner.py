@@ -1,8 +1,8 @@
 """Batch to logits: one forward pass over the cache, and the logits of the rows that need them.
 
 In:  a Batch (batch.py).
-Out: StepOutput on the device: float32 logits [M, V] of the rows that sample, and which requests
-     have a row whose index scores held NaN.
+Out: RunOutput: float32 logits [M, V] on the device, of the rows that sample, and which requests
+     must fail and why (step_checks.py).
 The head runs on rows padded to a multiple of `row_multiple`, for the same reason as the batch.
 Listeners: a SelectionTap sees the discrete choices of the layers, a LogitsTap the logits.
 Not here: sampling (sampler.py), CUDA graphs (a later provider of `run`).
@@ -17,7 +17,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from gnomon.attention.geometry import RowTensor
+from gnomon.attention.checked import StepChecker
 from gnomon.attention.layouts.base import PagedPool
 from gnomon.attention.ops.operators import Operators
 from gnomon.attention.step import AttentionStep
@@ -25,6 +25,7 @@ from gnomon.attention.taps import SelectionTap
 from gnomon.engine.batch import Batch
 from gnomon.engine.messages import TokenLogprobs
 from gnomon.engine.sampling_logprobs import token_logprobs
+from gnomon.engine.step_checks import request_faults
 from gnomon.models.sparse_mla_model import SparseMlaModel
 
 PROMPT_SLICE = 128
@@ -53,7 +54,7 @@ class RunOutput:
     """What a step computed."""
 
     logits: Tensor  # [M, V] float32, M = len(batch.samples)
-    nan_requests: frozenset[str]  # ids of requests with a row whose index scores held NaN
+    faults: Mapping[str, str]  # request id -> why it must fail: NaN, or a rule that was broken
     prompt_logprobs: Mapping[str, list[TokenLogprobs]]  # of this step's prompt_rows
 
 
@@ -66,23 +67,28 @@ class Runner:
         pools: Mapping[str, PagedPool],
         ops: Operators,
         row_multiple: int = 1,
+        checker: StepChecker | None = None,
     ) -> None:
         self._model = model
         self._pools = pools
         self._ops = ops
         self._row_multiple = row_multiple
+        self._checker = checker
 
     @torch.inference_mode()
     def run(
         self, batch: Batch, taps: Taps | None = None, ops: Operators | None = None
     ) -> RunOutput:
-        """Run one step, with other operators than usual if ``ops`` are given.
+        """Run one step, with other operators than usual, unchecked, if ``ops`` are given.
 
         The cache holds the step's tokens afterwards; running a step twice leaves it the same.
         """
         taps = taps or Taps()
         if taps.selection is not None:
             taps.selection.begin_step(batch.geometry.rows, batch.request_ids)
+        checker = self._checker if ops is None else None
+        if checker is not None:
+            ops = checker.begin_step(batch.geometry, batch.plan, batch.request_ids)
         step = AttentionStep(
             batch.geometry, batch.plan, self._pools, ops or self._ops, taps.selection
         )
@@ -93,7 +99,7 @@ class Runner:
             self._tell(taps.logits, batch, hidden, logits)
         return RunOutput(
             logits=logits,
-            nan_requests=_requests_with(output.nan_rows, batch.request_ids),
+            faults=request_faults(batch, output.hidden, output.nan_rows, checker),
             prompt_logprobs=self._score_prompts(batch, hidden),
         )
 
@@ -127,12 +133,3 @@ class Runner:
                 chosen = ids[start : start + len(rows)]
                 found += token_logprobs(logits, chosen, [num_top] * len(rows))
         return scored
-
-
-def _requests_with(marked: RowTensor, request_ids: Sequence[str]) -> frozenset[str]:
-    """Ids of the requests that have a marked live row; one look at the device."""
-    if not bool(marked.data.any()):
-        return frozenset()
-    request, _ = marked.axis.host_rows()
-    rows = marked.data.cpu().numpy() & (request >= 0)
-    return frozenset(request_ids[index] for index in request[rows])

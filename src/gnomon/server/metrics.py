@@ -105,6 +105,8 @@ class _EngineCollector(Collector):
         yield _counter("prefix_cache_hits", "Prompt tokens found.", stats.prefix_hits)
         yield _counter("num_preemptions", "Requests put back to wait.", stats.num_preemptions)
         yield _counter("requests_rejected", "Requests that found a full queue.", stats.rejected)
+        yield _counter("checks", "Operator calls that checked mode looked at.", stats.checks)
+        yield _counter("check_violations", "Rules found broken by it.", stats.check_violations)
         if stats.shadow is not None:
             yield from _shadow_metrics(stats.shadow)
 

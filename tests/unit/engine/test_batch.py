@@ -70,7 +70,8 @@ def test_rows_slots_and_samples(shapes, multiple):
         for position in range(computed, computed + new):
             slot = pages[position // PAGE] * PAGE + position % PAGE
             expected.append((index, position, tokens[position], slot))
-    batch = builder(row_multiple=multiple, is_checked=True).build(schedule(*items))
+    batch = builder(row_multiple=multiple).build(schedule(*items))
+    batch.geometry.check()
     rows, num_live = batch.geometry.rows, len(expected)
     assert rows.num_rows == -(-num_live // multiple) * multiple
     slots = batch.geometry.writes["tokens"].slots
