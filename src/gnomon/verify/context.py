@@ -113,8 +113,8 @@ class Context:
     def survey(self, arm: Arm | None = None) -> Survey:
         """What an engine would consist of."""
         settings, given = self.settings, dict((arm or Arm()).flags)
-        overrides = {**settings.hf_overrides, **self._handicap.overrides}
-        overrides |= given.pop("hf_overrides", {})
+        overrides = {**settings.hf_overrides, **given.pop("hf_overrides", {})}
+        overrides |= self._handicap.overrides
         length = self.longest + settings.max_tokens
         pages = 2 + (MATES + 1) * -(-length // settings.block_size)
         flags: dict[str, Any] = {

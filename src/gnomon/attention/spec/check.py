@@ -78,9 +78,9 @@ def _copy(value: Any, widen: bool) -> Any:
 
 def _same_view(value: Tensor) -> Tensor:
     """A copy with the same strides and offset: clone() would make a slice contiguous."""
-    storage = value.untyped_storage().clone()
-    empty = torch.empty(0, dtype=value.dtype, device=value.device)
-    return empty.set_(storage, value.storage_offset(), value.size(), value.stride())
+    length = value.untyped_storage().nbytes() // value.element_size()
+    whole = value.as_strided((length,), (1,), 0).clone()
+    return whole.as_strided(value.size(), value.stride(), value.storage_offset())
 
 
 def _copy_pool(pool: PagedPool, widen: bool) -> PagedPool:
