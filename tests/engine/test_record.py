@@ -133,7 +133,7 @@ def test_a_request_with_nan_is_recorded_and_its_mates_go_on(tmp_path, tokens):
     assert [token for delta in found["b"] for token in delta.token_ids] == tokens["b"]
     (path,) = (tmp_path / "r").iterdir()
     recording = read_recording(path)
-    assert recording.error == "NumericsError: a score or a logit is NaN"
+    assert recording.error.startswith("NumericsError: an index score of this request was NaN")
     difference = replay(recording, REFERENCE).first
     assert (difference.op, difference.layer, difference.comparison.first.row) == (
         "sparse_mla",
@@ -171,3 +171,38 @@ def test_a_failed_step_of_the_past_does_not_disturb_what_comes(tmp_path, tokens)
     breaks.at = 10**9
     core.check_integrity()
     assert outputs(core, REQUESTS) == tokens
+
+
+@pytest.mark.parametrize("steps", ["on-failure", "1..9"])
+def test_what_checked_mode_finds_is_recorded_with_what_the_kernel_gave(tmp_path, steps):
+    """A kernel that gives the lse in base 2: the recording holds its lie, and the check's words."""
+
+    def base_2(*arguments):
+        out, lse = TORCH.kernels["sparse_mla"](*arguments)
+        return out, lse / 0.6931471805599453
+
+    core = planted_core(
+        {"sparse_mla": base_2}, record=str(tmp_path / "r"), record_steps=steps, check="full"
+    )
+    found = run(core, [request("a", prompt(20, 1), 3)])
+    assert "lse is the natural log" in found["a"][-1].error
+    num_violations = core.stats().check_violations
+    assert num_violations == 1
+    path = next((tmp_path / "r").glob("*-failed.safetensors"))
+    recording = read_recording(path)
+    assert recording.error.startswith("NumericsError: sparse_mla of provider 'torch' in layer 0")
+    first = replay(recording, REFERENCE).first
+    assert (first.op, first.layer, first.comparison.first.name) == ("sparse_mla", 0, "lse")
+
+
+def test_chosen_steps_are_checked_like_all_others(tmp_path):
+    plain, recorded = (
+        tiny_core(check="full", **flags)
+        for flags in ({}, {"record": str(tmp_path / "r"), "record_steps": "1..99"})
+    )
+    assert outputs(plain, REQUESTS) == outputs(recorded, REQUESTS)
+    assert recorded.stats().checks == plain.stats().checks > 0
+    for path in (tmp_path / "r").iterdir():
+        calls = read_recording(path).calls
+        assert {call.layer for call in calls} == {0, 1}
+        assert replay(read_recording(path), TORCH).first is None

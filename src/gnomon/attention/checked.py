@@ -74,10 +74,11 @@ class StepChecker:
         """
         self.level = level
         self._plain = ops
+        self._providers = providers
         self._num_layers = num_layers
         self._num_pages = num_pages
         self._inspector = Inspector(level is CheckLevel.FULL, isolates)
-        self._checked = CheckedOperators(ops, providers, self._inspector)
+        self._checked = self._checking(ops)
         self._step = -1
 
     @property
@@ -91,9 +92,16 @@ class StepChecker:
         return self._inspector.num_violations
 
     def begin_step(
-        self, geometry: Geometry, plan: StepPlan, request_ids: Sequence[str] = ()
+        self,
+        geometry: Geometry,
+        plan: StepPlan,
+        request_ids: Sequence[str] = (),
+        ops: Operators | None = None,
     ) -> Operators:
-        """The operators for this step. Raises GeometryError if a step to be checked is wrong."""
+        """The operators for this step: the usual ones, or ``ops``, checked if the step is to be.
+
+        Raises GeometryError if a step to be checked is wrong.
+        """
         self._step += 1
         layers: frozenset[int] | None = None
         if self.level is not CheckLevel.FULL:
@@ -101,9 +109,12 @@ class StepChecker:
             layers = frozenset(due if self.level is CheckLevel.SAMPLED else ())
         self._inspector.begin_step(plan, request_ids, layers)
         if layers is not None and not layers:
-            return self._plain
+            return ops or self._plain
         geometry.check(self._num_pages)
-        return self._checked
+        return self._checked if ops is None else self._checking(ops)
+
+    def _checking(self, ops: Operators) -> CheckedOperators:
+        return CheckedOperators(ops, self._providers, self._inspector)
 
     def violations(self) -> tuple[Violation, ...]:
         """What was found in the step begun last, at most one violation for each request."""
@@ -114,6 +125,7 @@ class CheckedOperators(Operators):
     """Operators whose kernels are checked; says of each call on which rows it runs."""
 
     def __init__(self, ops: Operators, providers: Mapping[str, str], inspector: Inspector) -> None:
+        self._inner = ops
         self._inspector = inspector
         self._providers = providers
         super().__init__(
@@ -126,6 +138,7 @@ class CheckedOperators(Operators):
     def begin_layer(self, layer: int) -> None:
         """From here on the calls are of this layer."""
         self._inspector.begin_layer(layer)
+        self._inner.begin_layer(layer)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """As Operators.rms_norm."""

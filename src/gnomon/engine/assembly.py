@@ -103,6 +103,8 @@ def assemble(
     if config.cpu_threads is not None:
         torch.set_num_threads(config.cpu_threads)
     found = survey(config, default_vocab_size)
+    if found.recording is not None:
+        found.recording.prepare()
     resolved = found.resolved
     loaded = open_model(
         found.source,

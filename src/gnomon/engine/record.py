@@ -37,17 +37,20 @@ class RecordRules:
 
     @classmethod
     def of(cls, config: EngineConfig) -> RecordRules | None:
-        """The rules of these flags, None without --record; makes the folder.
+        """The rules of these flags, None without --record; touches nothing.
 
-        ConfigError for a folder that others may enter, for steps that cannot be read, and for
-        flags that mean nothing without --record.
+        ConfigError for steps that cannot be read, and for flags that need --record.
         """
         if config.record is None:
             for name, value in (("record_steps", config.record_steps), ("redact", config.redact)):
                 if value not in (False, ON_FAILURE):
                     raise ConfigError(f"{name} is {value!r} but record is not given: name a folder")
             return None
-        return cls(own_folder(Path(config.record)), parse_steps(config.record_steps), config.redact)
+        return cls(Path(config.record), parse_steps(config.record_steps), config.redact)
+
+    def prepare(self) -> None:
+        """Make the folder; ConfigError if others may enter it."""
+        own_folder(self.folder)
 
 
 def parse_steps(text: str) -> range:
@@ -67,6 +70,7 @@ class StepRecorder:
     """Writes recordings by the rules; never raises for a disk that is full or gone."""
 
     def __init__(self, rules: RecordRules) -> None:
+        rules.prepare()
         self.rules = rules
         self._started = time.strftime("%Y%m%d-%H%M%S")
         self._num_kept: dict[str, int] = dict.fromkeys(MAX_KEPT, 0)
@@ -93,13 +97,7 @@ class StepRecorder:
         except GnomonError as error:
             logger.error("step %d could not be recorded: %s", step_id, error)
             return None
-        logger.warning(
-            "step %d is recorded (%s) in %s; gnomon replay %s --provider reference looks into it",
-            step_id,
-            kind,
-            path,
-            path,
-        )
+        logger.warning("step %d is recorded (%s): gnomon replay %s", step_id, kind, path)
         return path
 
     def _path(self, name: str, number: int) -> Path:

@@ -123,7 +123,7 @@ class Witness:
             return
         capture = self._subject.capture(batch, Limits())
         try:
-            output = self._runner.run(batch, None, self._operators(capture))
+            output = self._runner.run(batch, None, self._operators(capture), is_checked=False)
         except Exception as second:
             again = f"{type(second).__name__}: {second}"
         else:

@@ -77,18 +77,23 @@ class Runner:
 
     @torch.inference_mode()
     def run(
-        self, batch: Batch, taps: Taps | None = None, ops: Operators | None = None
+        self,
+        batch: Batch,
+        taps: Taps | None = None,
+        ops: Operators | None = None,
+        is_checked: bool = True,
     ) -> RunOutput:
-        """Run one step, with other operators than usual, unchecked, if ``ops`` are given.
+        """Run one step, with other operators than usual if ``ops`` are given.
 
         The cache holds the step's tokens afterwards; running a step twice leaves it the same.
+        ``is_checked=False``: checked mode, if it is on, does not see this run.
         """
         taps = taps or Taps()
         if taps.selection is not None:
             taps.selection.begin_step(batch.geometry.rows, batch.request_ids)
-        checker = self._checker if ops is None else None
+        checker = self._checker if is_checked else None
         if checker is not None:
-            ops = checker.begin_step(batch.geometry, batch.plan, batch.request_ids)
+            ops = checker.begin_step(batch.geometry, batch.plan, batch.request_ids, ops)
         step = AttentionStep(
             batch.geometry, batch.plan, self._pools, ops or self._ops, taps.selection
         )
