@@ -155,13 +155,21 @@ def test_a8_poisoned_padding_rows_stay_where_they_are(kind: str, provider: str) 
     params["embed.weight"][0] = torch.nan  # the token id of padding rows
     poisoned = build_model(bench.config, params, 512)
     tokens = [token or 1 for token in token_list(11)]
-    rows = []
+    rows: list[Any] = []
+    padding: list[Tensor] = []
+    bench.ops = watched(
+        bench.ops,
+        lambda name, args: padding.append(args[1][1:]) if name == "moe" and rows else None,
+    )
     for model, bucket in ((bench.model, 1), (poisoned, 8)):
         bench.model = model
         one = bench.request("r", tokens)
         bench.step([(one, 10)])
+        padding.clear()
         rows.append(bench.step([(one, 1)], change=padded_to(bucket)))
     assert_same_rows(rows[0], rows[1], 1e-12)
+    assert padding
+    assert all(len(ids) == 7 and bool((ids == -1).all()) for ids in padding)  # no expert for them
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)

@@ -46,6 +46,18 @@ def test_e8_hits_under_pressure_above_the_pool() -> None:
     assert_idle(core)
 
 
+def test_e8_equal_pages_behind_other_pasts() -> None:
+    """Pages A C and B D are cached; A D hits A alone, though D's tokens are in the cache."""
+    core = bug_core()
+    a, b, c, d = (prompt(8, 20 + i) for i in range(4))
+    asks = [request(f"r{i}", [*parts, 5, 6], 10) for i, parts in enumerate((a + c, b + d, a + d))]
+    expected = cold_outputs(core, asks)
+    for ask in asks:
+        deltas = run(core, [ask])[ask.request_id]
+        assert tokens(deltas) == expected[ask.request_id]
+    assert deltas[-1].num_cached_tokens == 8
+
+
 def replace_id(ask: EngineRequest, name: str) -> EngineRequest:
     """The same request under another name."""
     return request(name, ask.prompt_token_ids, ask.params.max_tokens)
