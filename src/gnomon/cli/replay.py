@@ -90,36 +90,43 @@ def _device(name: str) -> str:
 
 
 def _print(report: ReplayReport, recording: Recording) -> None:
-    from gnomon.attention.recording_report import by_operator, describe
+    from gnomon.attention.recording_report import describe
 
     step = recording.step
     facts = [f"{name} {value}" for name, value in recording.origin.items()]
     names = ", ".join(sorted(set(recording.providers.values())))
-    print(
-        f"recorded  step {step.step_id if step else '?'} ({recording.reason}), {', '.join(facts)}"
-    )
+    print(f"recorded   step {step.step_id if step else '?'} ({recording.reason}), run by {names}")
     if step is not None:
         rows, requests = step.geometry.rows, step.geometry.requests
-        print(f"          {rows.num_live} rows of {requests.num_requests} requests, run by {names}")
+        print(f"           {rows.num_live} rows of {requests.num_requests} requests")
+    print(f"           {', '.join(facts)}")
     if recording.error:
-        print(f"          it failed: {recording.error}")
+        print(f"failed     {recording.error}")
     if report.geometry_fault:
-        print(f"geometry  {report.geometry_fault}")
-    print(f"replayed  {report.num_run} of {len(report.calls)} calls by {report.provider}")
-    for why, number in report.skipped.items():
-        print(f"          {number} calls not run: {why}")
-    print()
-    row = "{:<20}{:>6}{:>7}{:>9}{:>18}{:>12}"
-    print(row.format("operator", "calls", "equal", "differ", "worst difference", "of allowed"))
-    for one in by_operator(report):
-        worst, share = (f"{one.worst:.3g}", f"{100 * one.share:.3g} %") if one.num_run else ("", "")
-        numbers = (one.num_run, one.num_equal, one.num_differing, worst, share)
-        print(row.format(one.op, *numbers))
-    print()
+        print(f"geometry   {report.geometry_fault}")
+    print(f"replayed   {report.num_run} of {len(report.calls)} calls by {report.provider}\n")
+    _print_operators(report)
     first = report.first
     if first is None:
         print("every call came out as recorded, within the tolerance of its operator")
         return
     print(f"first difference: {describe(first, recording)}")
     if first.recorded_error:
-        print(f"  when it was recorded, this call raised {first.recorded_error}")
+        print(f"when it was recorded, this call raised {first.recorded_error}")
+
+
+def _print_operators(report: ReplayReport) -> None:
+    from gnomon.attention.recording_report import by_operator
+
+    row = "{:<20}{:>6}{:>6}{:>7}{:>8}{:>18}{:>12}"
+    print(
+        row.format("operator", "calls", "run", "equal", "differ", "worst difference", "of allowed")
+    )
+    for one in by_operator(report):
+        if not one.num_run:
+            why = next(call.skipped for call in report.calls if call.op == one.op)
+            print(f"{one.op:<20}{one.num_calls:>6}{0:>6}  {why}")
+            continue
+        counts = (one.num_calls, one.num_run, one.num_equal, one.num_differing)
+        print(row.format(one.op, *counts, f"{one.worst:.3g}", f"{100 * one.share:.3g} %"))
+    print()
