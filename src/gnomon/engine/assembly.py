@@ -246,6 +246,9 @@ def _info(
             "index_layout": resolved.index_layout.id,
             "bytes": cache.num_bytes,
             "prefix_step_tokens": schema.prefix_step_tokens or 0,
+            "index_topk": loaded.config.index_topk,
+            "layers": loaded.config.num_hidden_layers,
+            "layers_that_select": loaded.config.indexer_types.count("full"),
             **{f"pages.{name}": count for name, count in resolved.num_pages.items()},
         },
     )

@@ -169,7 +169,8 @@ def test_h13_the_sparse_path_is_seen_to_be_on() -> None:
         operators = {op: provider for op, provider, _, _ in core.info.operators}
         assert operators["sparse_mla"]
         assert operators["topk"]
-        assert sum(name.endswith("index_key") for name in core._parts.cache.pools) == 3
+        told = core.info.cache  # what /server_info shows
+        assert (told["index_topk"], told["layers"], told["layers_that_select"]) == (topk, 3, 3)
     assert found[64] == found[512]
     assert len({tuple(tokens) for tokens in found.values()}) == 3
 
