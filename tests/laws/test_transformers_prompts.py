@@ -1,7 +1,7 @@
 """transformers = gnomon over 40 prompts a family: logits, key lists, experts, 64 greedy tokens.
 
-Lengths go from 1 to 600 and cross the top-k seam (index_topk 16). Ties are allowed as the laws allow
-them: one at most in so few prompts, and with it replayed every row has to agree.
+Lengths go from 1 to 600 and cross the top-k seam (index_topk 16). Ties are allowed as the laws do:
+one at most in so few prompts, and with it replayed every row has to agree.
 The same prompts in bfloat16 with the choices replayed, and transformers' own greedy generation,
 with its own cache, for a few of them: the sequence that teacher forcing proves by induction.
 """

@@ -21,6 +21,7 @@ from gnomon.verify.result import Tally
 from gnomon.verify.trace import Staging, Trace, drive
 
 NUM_CHOICES = 3
+NUM_FORKED = 4  # prompts whose choices are compared
 GROUP = 8
 
 
@@ -67,7 +68,7 @@ def _choices(context: Context) -> Tally:
     """Several choices of one request, forks of the first, against requests of their own."""
     tally = Tally()
     core = context.engine()
-    prompts = context.engine_prompts()[:GROUP]
+    prompts = context.engine_prompts()[:NUM_FORKED]
     for number, prompt in enumerate(prompts):
         requests = [
             context.request(
