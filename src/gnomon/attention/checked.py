@@ -5,7 +5,8 @@ Out: StepChecker: `begin_step` gives the operators to run a step with: the plain
      is checked (then nothing is paid), else CheckedOperators. Violations of one request are kept
      for whoever runs the step, all others raise NumericsError (checks/inspector.py).
 FULL checks every call of every step, with poisoned padding and scratch. SAMPLED checks every layer
-once in at most 256 steps, in turn, and recomputes two rows a call.
+once in at most 256 steps, in turn; every call of it is held to the rules. Two rows of each call of
+attention are recomputed, of other operators in every fourth visit.
 Maths and rules: checks/. Not here: free pages (the engine poisons them), the flag (engine/config).
 """
 
@@ -17,6 +18,7 @@ from enum import StrEnum
 import torch
 from torch import Tensor
 
+from gnomon.attention.checks.effort import TURNS
 from gnomon.attention.checks.faults import Fault, Violation
 from gnomon.attention.checks.inspector import CallRows, Inspector
 from gnomon.attention.checks.kernel import CheckedKernel
@@ -41,6 +43,12 @@ class CheckLevel(StrEnum):
     FULL = "full"
 
 
+def visits_of_a_round(num_layers: int) -> int:
+    """The steps in which SAMPLED looks at something until it has seen every layer."""
+    layers_at_once = max(1, -(-num_layers // STEPS_OF_A_ROUND))
+    return max(1, -(-num_layers // layers_at_once))
+
+
 def layers_to_check(step: int, num_layers: int) -> range:
     """The layers that SAMPLED looks at in step number ``step`` (from 0): mostly none, else one.
 
@@ -51,8 +59,7 @@ def layers_to_check(step: int, num_layers: int) -> range:
     if step % interval or num_layers < 1:
         return range(0)
     width = -(-num_layers // STEPS_OF_A_ROUND)
-    turns = -(-num_layers // width)
-    first = step // interval % turns * width
+    first = step // interval % visits_of_a_round(num_layers) * width
     return range(first, min(first + width, num_layers))
 
 
@@ -80,6 +87,7 @@ class StepChecker:
         self._inspector = Inspector(level is CheckLevel.FULL, isolates)
         self._checked = self._checking(ops)
         self._step = -1
+        self._visit = -1  # steps in which something was checked
 
     @property
     def num_checks(self) -> int:
@@ -107,10 +115,15 @@ class StepChecker:
         if self.level is not CheckLevel.FULL:
             due = layers_to_check(self._step, self._num_layers)
             layers = frozenset(due if self.level is CheckLevel.SAMPLED else ())
-        self._inspector.begin_step(plan, request_ids, layers)
         if layers is not None and not layers:
+            self._inspector.begin_step(plan, request_ids, layers)
             return ops or self._plain
-        geometry.check(self._num_pages)
+        self._visit += 1
+        round_, place = divmod(self._visit, visits_of_a_round(self._num_layers))
+        turn = (round_ + place) % TURNS  # so that a layer has another turn in every round
+        self._inspector.begin_step(plan, request_ids, layers, turn)
+        if layers is None or turn == 0:
+            geometry.check(self._num_pages)
         return self._checked if ops is None else self._checking(ops)
 
     def _checking(self, ops: Operators) -> CheckedOperators:

@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from gnomon.attention.checked import CheckLevel, StepChecker
+from gnomon.attention.checked import CheckedOperators, CheckLevel, StepChecker
+from gnomon.attention.checks.effort import TURNS
 from gnomon.attention.dispatch import OPERATORS
 from gnomon.attention.geometry import RowTensor
 from gnomon.attention.ops.operators import Operators
@@ -56,6 +57,19 @@ class Bench:
 
     def rows(self, *shape: int) -> RowTensor:
         return RowTensor(self.axis, torch.randn(NUM_ROWS, *shape, generator=self.random))
+
+    def visit(self) -> None:
+        """Go on to the next step in which the layer is checked."""
+        self.ops = self.checker.begin_step(self.step.geometry, self.step.plan, NAMES)
+        while not isinstance(self.ops, CheckedOperators):
+            self.ops = self.checker.begin_step(self.step.geometry, self.step.plan, NAMES)
+        self.ops.begin_layer(0)
+
+    def run_a_round(self, op: str) -> None:
+        """Call an operator in as many visits as it takes until rows of it are recomputed."""
+        for _ in range(TURNS):
+            self.run(op)
+            self.visit()
 
     def run(self, op: str) -> Any:
         """Call one operator as a model would."""

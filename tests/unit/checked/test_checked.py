@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gnomon.attention.checked import CheckedOperators, CheckLevel, StepChecker, layers_to_check
-from gnomon.attention.checks.effort import pick_rows, spread
+from gnomon.attention.checks.effort import TURNS, pick_rows, spread
 from gnomon.attention.checks.faults import Rule
 from gnomon.attention.checks.inspector import Inspector
 from gnomon.attention.checks.kernel import CheckedKernel
@@ -110,6 +110,18 @@ def test_every_layer_has_its_turn_in_any_256_steps(num_layers: int, first: int) 
     assert seen == set(range(num_layers))
     most = max(len(layers_to_check(step, num_layers)) for step in range(first, first + 256))
     assert most == math.ceil(num_layers / 256)
+
+
+@pytest.mark.parametrize("num_layers", [1, 2, 4, 6, 61])
+def test_every_operator_of_every_layer_is_recomputed_in_four_rounds(num_layers: int) -> None:
+    bench, seen = Bench(), set()
+    checker = StepChecker(operators(), {}, CheckLevel.SAMPLED, num_layers)
+    inspector = checker._inspector
+    for step in range(256 * TURNS):
+        checker.begin_step(bench.step.geometry, bench.step.plan)
+        for layer in layers_to_check(step, num_layers):
+            seen |= {(layer, turn) for turn in range(TURNS) if inspector.recomputes(turn)}
+    assert len(seen) == num_layers * TURNS
 
 
 def test_only_the_chosen_layer_is_checked() -> None:

@@ -74,6 +74,7 @@ class Inspector:
         self.write_rows = NOWHERE
         self.num_checks = 0  # calls checked since the start
         self.num_violations = 0
+        self._turn = 0  # of the operators that are not recomputed in every visit
         self._isolates = isolates
         self._names: tuple[str, ...] = ()
         self._plan: StepPlan | None = None
@@ -86,9 +87,14 @@ class Inspector:
     # ------------------------------------------------------------ where a call stands
 
     def begin_step(
-        self, plan: StepPlan | None, names: Iterable[str], layers: frozenset[int] | None
+        self,
+        plan: StepPlan | None,
+        names: Iterable[str],
+        layers: frozenset[int] | None,
+        turn: int = 0,
     ) -> None:
-        """A step begins; ``layers`` are to be checked, None for all."""
+        """A step begins; ``layers`` are to be checked, None for all. ``turn``: see effort.TURNS."""
+        self._turn = turn
         self._plan, self._names, self._layers = plan, tuple(names), layers
         self._kept = {}
         self.layer, self.is_active = None, layers is None
@@ -124,6 +130,10 @@ class Inspector:
         """The calls to come score the plan's chunks, one after the other."""
         self._axis = axis
         self._chunks = deque(plan.score_chunks)
+
+    def recomputes(self, turn: int | None) -> bool:
+        """Whether rows of an operator of this turn are recomputed now."""
+        return self.is_thorough or turn is None or turn == self._turn
 
     def begin_call(self, op: str) -> None:
         """The next call of a kernel begins: it may be of the next chunk. Count it."""

@@ -69,7 +69,8 @@ class CheckedKernel:
         silent = self._silent(arguments)
         faults, sound = argument_faults(arguments, self._rules.rowwise, self._names, silent)
         self._report(faults)
-        self._report(self._key_faults(arguments))
+        if self._rules.keywise:
+            self._report(self._key_faults(arguments))
         run = _Run(self._kernel, self._rules, arguments, silent)
         results, unwritten = self._run(run)
         ignored = silent if sound is None else ~sound if silent is None else silent | ~sound
@@ -88,7 +89,7 @@ class CheckedKernel:
     def _key_faults(self, arguments: Arguments) -> Iterable[Fault]:
         """Faults of arguments on the axis of the tokens written."""
         written = pool_of(arguments, self._rules)
-        if written is None or not self._rules.keywise:
+        if written is None:
             return []
         faults, _ = argument_faults(arguments, self._rules.keywise, self._names, written[1] < 0)
         return [replace(fault, is_of_writes=True) for fault in faults]
@@ -160,6 +161,8 @@ class CheckedKernel:
     ) -> None:
         """Recompute a few rows."""
         inspector = self._inspector
+        if not inspector.recomputes(self._rules.turn):
+            return
         candidates: Tensor | int = healthy if healthy is not None else _num_rows(results, arguments)
         rows = pick_rows(candidates, inspector.effort.rows, inspector.num_checks)
         if rows or self._rules.keywise:

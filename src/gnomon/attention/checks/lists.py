@@ -17,17 +17,21 @@ SHOWN = 8
 def list_faults(ids: Tensor, count: Tensor, bounds: tuple[int, Tensor | int]) -> Faults:
     """Counts within the width, -1 behind them, and bounds[0] <= valid ids < bounds[1]."""
     low, high = bounds
+    limit = high[:, None] if isinstance(high, Tensor) else high
     width = ids.shape[1]
     columns = torch.arange(width, device=ids.device)
     is_valid = columns < count[:, None]
+    is_inside = (ids >= low) & (ids < limit)
+    is_good = torch.where(is_valid, is_inside, ids == -1).all()
+    if bool(is_good & (count >= 0).all() & (count <= width).all()):
+        return
 
     def shown(row: int) -> str:
         return describe_list(ids, count, row)
 
     yield from fault_where((count < 0) | (count > width), Rule.COUNT, shown)
     yield from fault_where((~is_valid & (ids != -1)).any(1), Rule.TAIL, shown)
-    limit = high[:, None] if isinstance(high, Tensor) else high
-    outside = (is_valid & ((ids < low) | (ids >= limit))).any(1)
+    outside = (is_valid & ~is_inside).any(1)
 
     def allowed(row: int) -> str:
         top = int(high[row]) if isinstance(high, Tensor) else high

@@ -51,7 +51,8 @@ class CallRules:
     """``rowwise``: the float arguments whose dim 0 runs over the rows of the call.
 
     ``keywise``: likewise over the rows that are written. ``writes``: (pool, slots) among the
-    arguments, of operators that write a cache.
+    arguments, of operators that write a cache. ``turn``: sparing checks recompute rows of this
+    operator in one of effort.TURNS visits; None: in every one.
     """
 
     outputs: Callable[[Arguments], contract.Outputs]
@@ -62,6 +63,7 @@ class CallRules:
     after: Callable[[Arguments, Results], Faults] = lambda *_: iter(())
     keywise: tuple[int, ...] = ()
     writes: tuple[int, int] | None = None
+    turn: int | None = None
 
 
 def _attention_lists(arguments: Arguments) -> Faults:
@@ -205,9 +207,13 @@ def _merged(arguments: Arguments, results: Results) -> Faults:
 
 RULES: Mapping[str, CallRules] = MappingProxyType(
     {
-        "rms_norm": CallRules(contract.like_first, contract.padding, (0,), recheck_rms_norm),
-        "layer_norm": CallRules(contract.like_first, contract.padding, (0,), recheck_layer_norm),
-        "rope": CallRules(contract.like_first, contract.padding, (0,), recheck_rope),
+        "rms_norm": CallRules(
+            contract.like_first, contract.padding, (0,), recheck_rms_norm, turn=3
+        ),
+        "layer_norm": CallRules(
+            contract.like_first, contract.padding, (0,), recheck_layer_norm, turn=3
+        ),
+        "rope": CallRules(contract.like_first, contract.padding, (0,), recheck_rope, turn=2),
         "latent_write": CallRules(
             contract.nothing,
             contract.without_slot,
@@ -215,6 +221,7 @@ RULES: Mapping[str, CallRules] = MappingProxyType(
             recheck_latent_write,
             _write_slots,
             writes=(4, 5),
+            turn=2,
         ),
         "index_prepare": CallRules(
             contract.prepared,
@@ -224,6 +231,7 @@ RULES: Mapping[str, CallRules] = MappingProxyType(
             _write_slots,
             keywise=(1,),
             writes=(4, 5),
+            turn=0,
         ),
         "index_scores": CallRules(
             contract.scores,
@@ -232,6 +240,7 @@ RULES: Mapping[str, CallRules] = MappingProxyType(
             recheck_index_scores,
             _score_counts,
             _scored,
+            turn=3,
         ),
         "index_scores_paged": CallRules(
             contract.paged_scores,
@@ -240,6 +249,7 @@ RULES: Mapping[str, CallRules] = MappingProxyType(
             recheck_index_scores_paged,
             _page_counts,
             _scored,
+            turn=3,
         ),
         "topk": CallRules(
             contract.chosen, contract.without(1), (), judge_topk, _topk_counts, _chosen
@@ -254,9 +264,16 @@ RULES: Mapping[str, CallRules] = MappingProxyType(
             contract.merged, contract.none_silent, (), recheck_lse_merge, after=_merged
         ),
         "context_gather": CallRules(
-            contract.gathered, contract.none_silent, (), recheck_context_gather, _gather_range
+            contract.gathered,
+            contract.none_silent,
+            (),
+            recheck_context_gather,
+            _gather_range,
+            turn=3,
         ),
-        "moe": CallRules(contract.mixed, contract.without_expert, (0, 2), recheck_moe, _experts),
+        "moe": CallRules(
+            contract.mixed, contract.without_expert, (0, 2), recheck_moe, _experts, turn=1
+        ),
     }
 )
 
