@@ -180,6 +180,11 @@ def test_f1_plan_of_the_mixed_step() -> None:
     assert plan.sparse.axis.request.tolist() == [0, 1]
     assert plan.dense.axis.position.tolist() == list(range(16, 28))
     assert int((geometry.writes["tokens"].slots >= 0).sum()) == 14
+    assert (
+        plan.graph_key is None
+    )  # its shapes hang on host lengths: never replayed for another step
+    decodes = mixed.bench.geometry([(one, 1) for one in mixed.requests])
+    assert plan_step(decodes, mixed.bench.config.attention_dims()).graph_key is not None
 
 
 @pytest.mark.parametrize(("size", "interleave"), [(2, 1), (2, 8), (4, 5)])

@@ -16,20 +16,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from gnomon.attention.geometry import (
-    Geometry,
-    HostLengths,
-    RequestAxis,
-    RowTensor,
-    WriteSlots,
-    build_geometry,
-)
+from gnomon.attention.geometry import Geometry, RowTensor, WriteSlots
 from gnomon.attention.indices import KeySet, causal_list
 from gnomon.attention.plan import plan_step, sync_needs
 from gnomon.attention.transforms import pad_rows, select
 from gnomon.errors import GeometryError
+from tests.laws.bugs.captured import CapturedStep, upper_bounds
 from tests.laws.bugs.op_cases import OpCase, op_case, operators, plain_attention, watched
-from tests.laws.bugs.tiny import Bench, assert_same_rows, padded_to, token_list
+from tests.laws.bugs.tiny import Bench, assert_same_rows, padded_to, rows_by_token, token_list
 
 LIVE, BUCKET, SCALE = 19, 20, 0.3
 KV = [3 + 2 * i for i in range(LIVE)]
@@ -153,68 +147,50 @@ def test_a1_padded_equals_unpadded(live: int, provider: str, rope: int) -> None:
     assert all(len(set(rows)) == 1 for rows in seen), "a kernel got companions of two geometries"
 
 
-class Captured:
-    """One bucket's step as a captured graph has it: fixed buffers, a fixed chain of operators."""
-
-    def __init__(self, case: OpCase, bucket: int, longest: int) -> None:
-        most = build_geometry(
-            [1] * bucket, [longest] * bucket, {"tokens": [[1] * longest] * bucket}, page_size=4
-        )
-        host = HostLengths((1,) * bucket, (longest,) * bucket, is_exact=False)
-        requests = RequestAxis(most.requests.query_len, most.requests.kv_len, host)
-        rows = replace(most.rows, is_exact=False, label=f"captured {bucket}")
-        writes = {"tokens": WriteSlots(rows, most.writes["tokens"].slots)}
-        self.geometry = Geometry(requests, rows, most.tables, writes)
-        self.case, self.longest = case, longest
-        self.q = [torch.full((bucket, 4, d), torch.nan, dtype=torch.float64) for d in (32, 8)]
-        self.addresses = self.pointers()
-
-    def pointers(self) -> list[int]:
-        rows, table = self.geometry.rows, self.geometry.tables["tokens"]
-        held = (rows.request, rows.position, rows.kv_len, table.pages, *self.q)
-        return [tensor.data_ptr() for tensor in held]
-
-    def refresh(self, live: Geometry, q: tuple[Tensor, Tensor]) -> None:
-        """Copy a live step, padded to this bucket, into the fixed buffers."""
-        padded = pad_rows(live, self.geometry.rows.num_rows)
-        rows, table = self.geometry.rows, self.geometry.tables["tokens"]
-        for name in ("request", "position", "kv_len"):
-            getattr(rows, name).copy_(getattr(padded.rows, name))
-        pages = padded.tables["tokens"].pages
-        table.pages.zero_()[: pages.shape[0], : pages.shape[1]] = pages
-        for buffer, values in zip(self.q, q, strict=True):
-            buffer[: len(values)] = values  # rows behind keep what an earlier step left there
-        for name in ("query_len", "kv_len"):
-            buffer = getattr(self.geometry.requests, name).zero_()
-            buffer[: live.requests.num_requests] = getattr(live.requests, name)
-        self.geometry.writes["tokens"].slots.copy_(padded.writes["tokens"].slots)
-        self.geometry.check()
-
-    def replay(self) -> tuple[Tensor, Tensor]:
-        rows = self.geometry.rows
-        keys = KeySet(rows, (causal_list(rows, "tokens", self.longest),))
-        pair = tuple(RowTensor(rows, buffer) for buffer in self.q)
-        got = attend(self.case, self.geometry, keys=keys, q=pair)
-        return got.out.data, got.lse.data
-
-
-def test_a1_captured_style_replay_equals_eager() -> None:
+@pytest.mark.parametrize("rope", [8, 0], ids=["rope", "nope"])
+def test_a1_captured_style_replay_of_the_operator(rope: int) -> None:
     """Live rows 19, 20, 1, 19 through one set of buffers; stale rows of longer steps do nothing."""
-    lengths = [*KV, 50]
-    case = op_case([1] * BUCKET, lengths)
-    captured = Captured(case, BUCKET, longest=64)
+    case = op_case([1] * BUCKET, [*KV, 50], rope=rope)
     whole, whole_lse = case.expected(case.causal(), SCALE)
-    table = case.geometry.tables["tokens"].pages.tolist()
+    captured = upper_bounds(case.geometry)
+    live_rows = [t.clone() for t in (captured.rows.request, captured.rows.kv_len)]
+    q = [part.data.clone() for part in (case.q_latent, case.q_rope)]
+    buffers = [torch.full_like(part, torch.nan) for part in q]
+    pair = tuple(RowTensor(captured.rows, part) for part in buffers)
     for live in (19, 20, 1, 19):
-        pages = [[page for page in row if page] for row in table[:live]]
-        step = build_geometry([1] * live, lengths[:live], {"tokens": pages}, page_size=4)
-        captured.refresh(step, (case.q_latent.data[:live], case.q_rope.data[:live]))
-        out, lse = captured.replay()
-        assert torch.allclose(out[:live], whole[:live], atol=1e-12)
-        assert torch.allclose(lse[:live], whole_lse[:live], atol=1e-12)
-        assert bool((out[live:] == 0).all())
-        assert bool((lse[live:] == -torch.inf).all())
-    assert captured.pointers() == captured.addresses
+        captured.rows.request.copy_(live_rows[0])[live:] = -1
+        captured.rows.kv_len.copy_(live_rows[1])[live:] = 0
+        for buffer, new in zip(buffers, q, strict=True):
+            buffer[:live] = new[:live]  # rows behind keep what an earlier step left there
+        got = attend(case, captured, q=pair)
+        assert torch.allclose(got.out.data[:live], whole[:live], atol=1e-12)
+        assert torch.allclose(got.lse.data[:live], whole_lse[:live], atol=1e-12)
+        assert bool((got.out.data[live:] == 0).all())
+        assert bool((got.lse.data[live:] == -torch.inf).all())
+
+
+@pytest.mark.parametrize("kind", ["T0", "T2"])
+def test_a1_captured_style_replay_of_the_model(kind: str) -> None:
+    """Decodes of 19, 20, 1 and 19 requests replay one captured step of 20; addresses stay."""
+    lengths = [*KV, 50]
+    eager, replayed = Bench(kind, num_pages=400), Bench(kind, num_pages=400)
+    requests = [eager.request(f"r{i}", token_list(n + 4, i)) for i, n in enumerate(lengths)]
+    twins = [replayed.request(f"r{i}", one.tokens) for i, one in enumerate(requests)]
+    for bench, mine in ((eager, requests), (replayed, twins)):
+        bench.step([(one, n) for one, n in zip(mine, lengths, strict=True)])
+    largest = replayed.geometry([(replace(one, done=len(one.tokens) - 1), 1) for one in twins])
+    captured = CapturedStep(replayed, largest)
+    addresses = captured.addresses()
+    for live in (19, 20, 1, 19):
+        expected = eager.step([(one, 1) for one in requests[:live]])
+        work = [(one, 1) for one in twins[:live]]
+        step = pad_rows(replayed.geometry(work), BUCKET)
+        captured.refresh(step, replayed.token_ids(step, twins))
+        hidden = RowTensor(step.rows, captured.replay())
+        assert_same_rows(expected, rows_by_token(hidden, twins), 1e-12)
+        for one, _ in work:
+            one.done += 1
+    assert captured.addresses() == addresses
 
 
 @pytest.mark.parametrize("kind", ["T0", "T2"])

@@ -10,20 +10,33 @@ Sparse everywhere: no chunk, padded or of several requests, falls back to dense.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from gnomon.attention.geometry import Geometry, RowTensor
 from gnomon.attention.plan import plan_step
 from gnomon.attention.routes import Route
 from gnomon.attention.taps import RecordingTap
 from gnomon.attention.transforms import ShardStrategy, shard_rows
 from gnomon.errors import GeometryError
+from gnomon.parallel.simulated import SimulatedRank, run_ranks
+from tests.laws.bugs.captured import CapturedStep
 from tests.laws.bugs.op_cases import op_case
 from tests.laws.bugs.ranks import Ranks, assert_caches_equal
-from tests.laws.bugs.tiny import NEVER, Bench, Request, assert_same_rows, selections, token_list
+from tests.laws.bugs.tiny import (
+    NEVER,
+    Bench,
+    Request,
+    Token,
+    assert_same_rows,
+    rows_by_token,
+    selections,
+    token_list,
+)
 
 SCALE = 0.3
 Chunks = Sequence[tuple[int, ...]]  # tokens of each request, step by step
@@ -160,6 +173,45 @@ def test_i1_tokens_are_those_of_one_rank(size: int) -> None:
             left.tokens.append(bench.greedy(expected[at]))
             right.tokens.append(bench.greedy(got[at]))
     assert [one.tokens for one in shared] == [one.tokens for one in alone]
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_i1_captured_style_replay_on_ranks(size: int) -> None:
+    """Decodes of 7, 5, 1 and 7 requests: each rank replays one captured shard, refreshed."""
+    bench = Bench(num_pages=200)
+    lengths = [5 + 4 * i for i in range(7)]
+    requests = [bench.request(f"r{i}", token_list(n + 4, i)) for i, n in enumerate(lengths)]
+    shared = [Request(one.name, one.tokens, one.pages) for one in requests]
+    ranks = Ranks(bench, size)
+    bench.step(list(zip(requests, lengths, strict=True)))
+    ranks.step(list(zip(shared, lengths, strict=True)))
+    largest = bench.geometry([(replace(one, done=len(one.tokens) - 1), 1) for one in requests])
+    each = -(-7 // size) + 1
+    captured = [
+        CapturedStep(bench, shard_rows(largest, rank, size, rows_per_rank=each), ranks.caches[rank])
+        for rank in range(size)
+    ]
+    for live in (7, 5, 1, 7):
+        expected = bench.step([(one, 1) for one in requests[:live]])
+        whole = bench.geometry([(one, 1) for one in shared[:live]])
+
+        def one_rank(rank: SimulatedRank, whole: Geometry = whole) -> dict[Token, Tensor]:
+            shard = shard_rows(whole, rank.rank, size, rows_per_rank=each)
+            mine = captured[rank.rank]
+            mine.refresh(shard, bench.token_ids(shard, shared))
+            hidden = mine.replay(all_gather=rank.all_gather)
+            return rows_by_token(RowTensor(shard.rows, hidden), shared)
+
+        parts, _ = run_ranks(size, one_rank)
+        assert_same_rows(dict(sorted(expected.items())), dict(sorted(merged(parts).items())))
+        for one in shared[:live]:
+            one.done += 1
+        for cache in ranks.caches:
+            assert_caches_equal(bench.pools, cache)
+
+
+def merged(parts: Sequence[dict[Token, Tensor]]) -> dict[Token, Tensor]:
+    return {token: row for part in parts for token, row in part.items()}
 
 
 def test_i1_padding_rows_select_nothing() -> None:

@@ -15,6 +15,7 @@ from gnomon.attention.geometry import RowTensor, WriteSlots
 from gnomon.attention.indices import KeySet, causal_list, owned_list, to_slots
 from gnomon.attention.ops.values import IndexTransform
 from gnomon.attention.ownership import KeyOwnership
+from gnomon.attention.routes import DensePolicy, RoutePolicy
 from gnomon.attention.spec.draw import rope_rows
 from gnomon.attention.transforms import ShardStrategy
 from gnomon.errors import GeometryError
@@ -41,16 +42,20 @@ def test_i3_two_tokens_on_eight_ranks(strategy: ShardStrategy) -> None:
 
 @pytest.mark.parametrize("strategy", list(ShardStrategy))
 @pytest.mark.parametrize("length", [13, 14, 15, 16, 17, 31])
-def test_i4_lengths_that_do_not_divide(length: int, strategy: ShardStrategy) -> None:
+@pytest.mark.parametrize("dense", [DensePolicy.NEVER, DensePolicy.ALWAYS])
+def test_i4_lengths_that_do_not_divide(
+    length: int, strategy: ShardStrategy, dense: DensePolicy
+) -> None:
+    """Both split modes; a short prompt among them, sparse like all, or dense on every rank."""
     bench = Bench()
     ranks = Ranks(bench, 4, strategy)
-    lengths = {"a": length, "b": 29 - length % 5}
+    lengths = {"a": length, "b": 29 - length % 5, "c": 7}
     alone = [bench.request(name, token_list(n, n)) for name, n in lengths.items()]
     expected = bench.prefill(alone)
     for one in alone:
         one.done = 0
     work = [(one, len(one.tokens)) for one in alone]
-    assert_same_rows(dict(sorted(expected.items())), ranks.step(work))
+    assert_same_rows(dict(sorted(expected.items())), ranks.step(work, policy=RoutePolicy(dense)))
     for cache in ranks.caches:
         assert_caches_equal(bench.pools, cache)
 
