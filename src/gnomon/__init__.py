@@ -8,7 +8,12 @@ Not here: the attention library, which is used alone as `gnomon.attention`.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gnomon.engine.sampling_params import SamplingParams
+    from gnomon.frontend.async_llm import AsyncLLM
+    from gnomon.frontend.llm import LLM
 
 __version__ = "0.1.0"
 
