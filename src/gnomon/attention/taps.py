@@ -185,7 +185,7 @@ class ReplayTap:
                     f"{num_recorded} recorded positions, asked for position {span.last_position}"
                 )
             position = axis.position[span.start : span.stop].long()
-            chosen = recorded[position].to(own.dtype)
+            chosen = recorded.to(own.device)[position].to(own.dtype)
             replayed[span.start : span.stop, : recorded.shape[1]] = chosen
         return replayed
 
