@@ -100,11 +100,6 @@ class RecordedCall:
         """Only the fact that the call happened."""
         return RecordedCall(self.op, self.layer, self.part, error=self.error, withheld=why)
 
-    def num_bytes(self) -> int:
-        """Bytes of all tensors that are kept."""
-        values = [*self.arguments, *(self.results or {}).values()]
-        return sum(value_bytes(value) for value in values)
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordedStep:

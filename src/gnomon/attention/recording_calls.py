@@ -137,6 +137,17 @@ def cut_rows(op: str, arguments: Arguments, pick: PickRows) -> tuple[Arguments, 
     return tuple(cut), picked
 
 
+def most_entries(op: str, arguments: Arguments) -> int:
+    """At least as many as ``touched_slots`` has, without a look at the numbers."""
+    shape = SHAPES[op]
+    if op == "context_gather":
+        return int(arguments[3])
+    if shape.slots is not None:
+        return int(arguments[shape.slots].numel())
+    assert shape.pool is not None
+    return int(arguments[3].numel()) * int(arguments[shape.pool].page_size)
+
+
 def only_named_experts(arguments: Arguments) -> Arguments:
     """A call of moe with the weights of the experts that its rows name, renumbered; a copy."""
     ids = arguments[EXPERT_IDS]

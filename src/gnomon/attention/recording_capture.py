@@ -21,20 +21,19 @@ import torch
 from torch import Tensor
 
 from gnomon.attention.geometry import Geometry
-from gnomon.attention.layouts.base import PagedPool
 from gnomon.attention.ops.operators import Kernel, Operators
-from gnomon.attention.ops.values import IndexTransform, RopeRows
+from gnomon.attention.ops.values import RopeRows
 from gnomon.attention.plan import StepPlan
-from gnomon.attention.recording import PoolPart, RecordedCall, pool_part, value_bytes
+from gnomon.attention.recording import RecordedCall, pool_part, value_bytes
 from gnomon.attention.recording_calls import (
     EXPERT_IDS,
     EXPERTS,
     SHAPES,
     Arguments,
     cut_rows,
+    most_entries,
     num_rows,
     observed,
-    only_named_experts,
     touched_slots,
 )
 from gnomon.attention.recording_rows import RowPlaces
@@ -46,7 +45,7 @@ WEIGHTS: Mapping[str, tuple[int, ...]] = {
     "rms_norm": (1,),
     "layer_norm": (1, 2),
     "latent_write": (1,),
-    "moe": EXPERTS,  # a copy of the named ones already
+    "moe": EXPERTS,  # a file keeps those that are named (recording_header.py)
 }
 
 
@@ -65,6 +64,7 @@ class _Begun:
 
     call: RecordedCall
     picked: Mapping[str, Tensor] | None  # rows by group; None: all of them
+    num_bytes: int = 0
 
 
 class Capture:
@@ -98,10 +98,11 @@ class Capture:
             try:
                 result = kernel(*arguments, **keywords)
             except Exception as error:
-                self._keep(_failed(begun.call, f"{type(error).__name__}: {error}"))
+                self.calls.append(_failed(begun.call, f"{type(error).__name__}: {error}"))
                 raise
             ended = self._guarded(op, lambda: self._end(begun, arguments, result))
-            self._keep(ended.call)
+            self.calls.append(ended.call)
+            self._num_bytes += ended.num_bytes
             return result
 
         return recorded
@@ -114,10 +115,6 @@ class Capture:
             logger.warning("a call of %s could not be recorded: %s", op, error)
             return _Begun(RecordedCall(op, self._layer, withheld=f"not recorded: {error}"), None)
 
-    def _keep(self, call: RecordedCall) -> None:
-        self.calls.append(call)
-        self._num_bytes += call.num_bytes()
-
     def _begin(self, op: str, arguments: Arguments) -> _Begun:
         shape = SHAPES[op]
         pool = None if shape.pool is None else arguments[shape.pool]
@@ -128,9 +125,7 @@ class Capture:
         cut = self._cut(op, arguments)
         if cut is None:
             return _Begun(call.without_data("one row is larger than the limit of a call"), None)
-        taken, picked = cut
-        if op == "moe":
-            taken = only_named_experts(taken)
+        taken, picked, num_bytes = cut
         if shape.pool is not None:
             _, taken = pool_part(op, taken)
         weights = WEIGHTS.get(op, ())
@@ -141,14 +136,15 @@ class Capture:
             group: step_rows if picked is None else step_rows[picked[group]]
             for group, step_rows in places.items()
         }
-        return _Begun(RecordedCall(op, self._layer, call.part, kept, None, rows), picked)
+        begun = RecordedCall(op, self._layer, call.part, kept, None, rows)
+        return _Begun(begun, picked, num_bytes)
 
     def _cut(
         self, op: str, arguments: Arguments
-    ) -> tuple[Arguments, Mapping[str, Tensor] | None] | None:
-        """The call with as many rows as the limits allow (None for all), or None for not even one.
+    ) -> tuple[Arguments, Mapping[str, Tensor] | None, int] | None:
+        """(the call with as many rows as the limits allow, these rows or None for all, bytes).
 
-        Which rows stay depends on how many there are, on nothing else.
+        None if not even one row fits. Which rows stay depends on their number alone.
         """
         count = most = num_rows(op, arguments)
         if self._limits.num_rows is not None:
@@ -157,8 +153,9 @@ class Capture:
             taken, picked = arguments, None
             if count < most:
                 taken, picked = cut_rows(op, arguments, functools.partial(_spread, count))
-            if _call_bytes(op, taken) <= self._limits.call_bytes:
-                return taken, picked
+            for count_bytes in (_most_bytes, _call_bytes):
+                if (num_bytes := count_bytes(op, taken)) <= self._limits.call_bytes:
+                    return taken, picked, num_bytes
             if count <= 1:
                 return None
             count //= 2
@@ -178,7 +175,8 @@ class Capture:
             }
         kept = {name: _on_host(tensor) for name, tensor in found.items()}
         ended = RecordedCall(call.op, call.layer, call.part, call.arguments, kept, call.rows)
-        return _Begun(ended, begun.picked)
+        num_bytes = begun.num_bytes + sum(value_bytes(tensor) for tensor in kept.values())
+        return _Begun(ended, begun.picked, num_bytes)
 
     def _copied(self, value: Any) -> Any:
         if isinstance(value, Tensor):
@@ -219,18 +217,38 @@ def _spread(count: int, total: int) -> Tensor:
     return torch.arange(kept, dtype=torch.int64) * total // max(kept, 1)
 
 
+def _most_bytes(op: str, arguments: Arguments) -> int:
+    """At least as much as ``_call_bytes`` says, and cheaper to say."""
+    total = _plain_bytes(op, arguments)
+    place = SHAPES[op].pool
+    if place is not None:
+        total += arguments[place].layout.bytes_per_token * most_entries(op, arguments)
+    if op == "moe":
+        total += _expert_bytes(arguments, arguments[EXPERT_IDS].numel())
+    return total
+
+
 def _call_bytes(op: str, arguments: Arguments) -> int:
     """Bytes that keeping a call's arguments takes."""
-    total = 0
-    for at, value in enumerate(arguments):
-        if isinstance(value, PagedPool):
-            total += value.layout.bytes_per_token * int(touched_slots(op, arguments).shape[0])
-        elif op == "moe" and at in EXPERTS:
-            ids = arguments[EXPERT_IDS]
-            total += value_bytes(value[:1]) * int(ids[ids >= 0].unique().numel())
-        elif not isinstance(value, IndexTransform | PoolPart):
-            total += value_bytes(value)
+    total = _plain_bytes(op, arguments)
+    place = SHAPES[op].pool
+    if place is not None:
+        num_entries = int(touched_slots(op, arguments).shape[0])
+        total += arguments[place].layout.bytes_per_token * num_entries
+    if op == "moe":
+        ids = arguments[EXPERT_IDS]
+        total += _expert_bytes(arguments, ids[ids >= 0].unique().numel())
     return total
+
+
+def _plain_bytes(op: str, arguments: Arguments) -> int:
+    weights = WEIGHTS.get(op, ())
+    return sum(value_bytes(value) for at, value in enumerate(arguments) if at not in weights)
+
+
+def _expert_bytes(arguments: Arguments, num_experts: int) -> int:
+    weights = [arguments[place] for place in EXPERTS]
+    return sum(value_bytes(w[:1]) * min(num_experts, w.shape[0]) for w in weights)
 
 
 def _on_host(tensor: Tensor) -> Tensor:

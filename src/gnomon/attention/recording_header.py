@@ -22,7 +22,7 @@ from gnomon.attention.layouts.base import KVLayout
 from gnomon.attention.layouts.registry import IndexKeyDims, LatentDims, candidates
 from gnomon.attention.ops.values import IndexTransform, RopeRows
 from gnomon.attention.recording import PoolPart, RecordedCall, Recording
-from gnomon.attention.recording_calls import SHAPES
+from gnomon.attention.recording_calls import SHAPES, only_named_experts
 from gnomon.attention.recording_capture import WIDEST_GAP, with_stride
 from gnomon.attention.recording_step import decode_step, encode_step
 from gnomon.attention.routes import AttentionDims
@@ -72,12 +72,14 @@ def decode_recording(header: Json, tensors: Tensors) -> Recording:
 
 
 def _encode_call(call: RecordedCall, store: TensorStore) -> Json:
-    results = call.results
+    results, arguments = call.results, call.arguments
+    if call.op == "moe" and arguments:
+        arguments = only_named_experts(arguments)
     return {
         "op": call.op,
         "layer": call.layer,
         "part": call.part,
-        "arguments": [_encode_value(value, store) for value in call.arguments],
+        "arguments": [_encode_value(value, store) for value in arguments],
         "results": None
         if results is None
         else {name: _encode_value(tensor, store) for name, tensor in results.items()},
