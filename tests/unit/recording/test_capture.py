@@ -208,6 +208,16 @@ def test_a_fault_of_the_capture_is_not_the_steps_fault(step, caplog):
     assert "could not be recorded" in caplog.text
 
 
+def test_every_operator_has_a_shape_that_fits_its_arguments():
+    assert SHAPES.keys() == SPECS.keys()
+    for op, shape in SHAPES.items():
+        names = [argument.name for argument in SPECS[op].arguments]
+        assert all(place < len(names) for place in shape.rows)
+        for kind in ("pool", "slots", "pages"):
+            place = getattr(shape, kind)
+            assert place is None or names[place] == kind
+
+
 @pytest.mark.parametrize("op", sorted(SHAPES))
 @pytest.mark.parametrize("num_rows", [None, 4])
 def test_every_case_of_every_spec_comes_back(step, op, num_rows):
