@@ -121,9 +121,13 @@ class RowAxis:
     label: str
     is_exact: bool = True
     rank_rows: tuple[int, ...] = ()
+    num_rows: int = field(init=False, repr=False)
+    device: torch.device = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         num_rows = self.request.shape[0] if self.request.ndim == 1 else -1
+        object.__setattr__(self, "num_rows", max(num_rows, 0))
+        object.__setattr__(self, "device", self.request.device)
         for name in ("request", "position", "kv_len"):
             tensor = getattr(self, name)
             _require_vector(f"{name} of row axis '{self.label}'", tensor, num_rows)
@@ -154,14 +158,6 @@ class RowAxis:
             raise GeometryError(
                 f"row axis '{self.label}': num_live is {self.num_live}, its spans hold {total} rows"
             )
-
-    @property
-    def num_rows(self) -> int:
-        return int(self.request.shape[0])
-
-    @property
-    def device(self) -> torch.device:
-        return self.request.device
 
     def is_live(self) -> Tensor:
         """Which rows are real: bool [R] on the device."""

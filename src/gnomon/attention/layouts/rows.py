@@ -9,6 +9,8 @@ Not here: what a row's bytes mean (the layouts).
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import torch
 from torch import Tensor
 
@@ -21,8 +23,13 @@ def take_rows(table: Tensor, slots: Tensor) -> Tensor:
     A slot past the table is LayoutError on the CPU and a device assertion elsewhere.
     """
     flat_slots = slots.reshape(-1)
-    # A look at the slots is cheap on the CPU; on an accelerator it would wait for the device.
     is_host = table.device.type == "cpu"
+    if is_host and table.is_contiguous():
+        # Most often every slot is there; torch looks at each of them anyway.
+        with suppress(IndexError):
+            rows = table.view(-1, table.shape[2]).index_select(0, flat_slots)
+            return rows.view(*slots.shape, table.shape[2])
+    # A look at the slots is cheap on the CPU; on an accelerator it would wait for the device.
     has_none = flat_slots.numel() > 0 and (not is_host or int(flat_slots.min()) < 0)
     try:
         rows = _select(table, flat_slots.clamp_min(0) if has_none else flat_slots)
@@ -45,7 +52,11 @@ def put_rows(table: Tensor, slots: Tensor, rows: Tensor) -> None:
     slots = slots.to(torch.int64)
     if table.device.type != "cpu":
         slots, rows = redirect_none(table, slots, rows)
-    elif int(slots.min()) < 0:
+    elif table.is_contiguous():
+        with suppress(IndexError):  # as in take_rows; what was written is written again below
+            table.view(-1, table.shape[2]).index_copy_(0, slots, rows)
+            return
+    if table.device.type == "cpu" and int(slots.min()) < 0:
         kept = (slots >= 0).nonzero().squeeze(-1)
         slots, rows = slots.index_select(0, kept), rows.index_select(0, kept)
     try:

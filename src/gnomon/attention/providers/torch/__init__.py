@@ -17,10 +17,10 @@ from gnomon.attention.providers.torch.index import (
     index_scores_fixed,
     index_scores_paged,
     index_scores_paged_fixed,
-    topk,
 )
 from gnomon.attention.providers.torch.moe import moe, moe_fixed
 from gnomon.attention.providers.torch.norms import layer_norm, rms_norm, rope
+from gnomon.attention.providers.torch.topk import topk
 
 PROVIDER = KernelSet(
     name="torch",

@@ -1,9 +1,9 @@
-"""The torch indexer: scores in blocks that fit the cache, exact top-k with a cheap tie check.
+"""Index scores of the torch provider, in blocks that fit the cache.
 
-In:  index queries, head weights, keys or pages. Out: scores (fp32; fp64 for fp64 queries), TopK.
+In:  index queries, head weights, keys or pages. Out: scores (fp32; fp64 for fp64 queries).
 The `_fixed` kernels keep bits apart: in fp32 those of a score depend neither on the other rows nor
 on the keys beside it, so chunked, paged and whole scores are equal bit for bit.
-Maths: oracle_math.md §1.5; the rule for ties and NaN: design.md §5.
+Maths: oracle_math.md §1.5.
 """
 
 from __future__ import annotations
@@ -13,11 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gnomon.attention.layouts.base import Operation, PagedPool
-from gnomon.attention.ops.values import TopK
 from gnomon.attention.providers.torch.norms import widen
 
 BLOCK_NUMBERS = 1 << 18  # per-head scores held at once (1 MiB fp32): what stays in a core's cache
-TOPK_ROWS = 64  # rows that share a width in top-k; a prefill's later rows see more keys
 # A product of one row by a matrix rounds by the matrix' width, one of four rows does not (fp32).
 FIXED_ROWS = 4
 FEWEST_HEADS = 8  # below, the same
@@ -98,33 +96,6 @@ def _scores_of_rows(q: Tensor, scaled: Tensor, keys: Tensor, count: Tensor) -> T
     return scores.masked_fill_(hidden, -torch.inf)
 
 
-def topk(scores: Tensor, count: Tensor, k: int, want_margin: bool = False) -> TopK:
-    """The exact k best of the first count[m] columns; the columns behind hold −inf."""
-    if scores.shape[1] <= k:
-        return _all_columns(scores, count, k, want_margin)
-    values, order = _torch_topk(scores, count, k + 1)
-    last, first_cut = values[:, k - 1], values[:, k]
-    nan_rows = values[:, 0].isnan()  # torch ranks NaN first
-    margin = last - first_cut if want_margin else None
-    is_loose = (last == first_cut).logical_or_(nan_rows)
-    is_short = count <= k
-    is_loose.logical_and_(~is_short)
-    chosen = order[:, :k].to(torch.int32).sort(dim=1).values
-    if bool(is_loose.any()):
-        rows = is_loose.nonzero()[:, 0]
-        fixed, fixed_margin = _sorted_topk(scores.index_select(0, rows), k)
-        chosen.index_copy_(0, rows, fixed)
-        if margin is not None:
-            margin.index_copy_(0, rows, fixed_margin)
-    if bool(is_short.any()):
-        every = torch.arange(k, dtype=torch.int32, device=scores.device)
-        every = every.masked_fill(every >= count[:, None], -1)
-        chosen = torch.where(is_short[:, None], every, chosen)
-        if margin is not None:
-            margin.masked_fill_(is_short, torch.inf)
-    return TopK(chosen, count.clamp_max(k), margin, nan_rows)
-
-
 def _gather_pages(pool: PagedPool, pages: Tensor) -> Tensor:
     """All entries of pages [M, P]: [M, P * page_size, D]; what null pages hold is left to masks."""
     num_rows, num_pages = pages.shape
@@ -135,21 +106,6 @@ def _gather_pages(pool: PagedPool, pages: Tensor) -> Tensor:
     inside = torch.arange(size, device=pages.device)
     slots = (pages.long()[:, :, None] * size + inside).view(num_rows, num_pages * size)
     return pool.layout.gather(pool, slots)
-
-
-def _torch_topk(scores: Tensor, count: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The top-k of torch, in row blocks without the columns that no row of a block sees."""
-    num_rows, num_columns = scores.shape
-    if num_rows < 2 * TOPK_ROWS:
-        best = scores.topk(k, dim=1)
-        return best.values, best.indices
-    counts = count.tolist()
-    blocks = []
-    for start in range(0, num_rows, TOPK_ROWS):
-        seen = max(k, *counts[start : start + TOPK_ROWS])
-        part = scores[start : start + TOPK_ROWS, : min(num_columns, seen)]
-        blocks.append(part.topk(k, dim=1))
-    return torch.cat([b.values for b in blocks]), torch.cat([b.indices for b in blocks])
 
 
 def _fixed_query(q: Tensor, weights: Tensor, scale: float) -> tuple[Tensor, Tensor]:
@@ -180,19 +136,3 @@ def _head_scores(q: Tensor, keys: Tensor) -> Tensor:
         return torch.bmm(q, keys.mT.expand(num_rows, -1, -1)).relu_()
     similarity = torch.mm(q.reshape(-1, dim), keys.mT)
     return similarity.view(num_rows, num_heads, -1).relu_()
-
-
-def _all_columns(scores: Tensor, count: Tensor, k: int, want_margin: bool) -> TopK:
-    columns = torch.arange(k, dtype=torch.int32, device=scores.device)
-    ids = columns.masked_fill(columns >= count[:, None], -1)
-    margin = torch.full_like(scores[:, 0], torch.inf) if want_margin else None
-    return TopK(ids, count.to(torch.int32), margin, scores.isnan().any(1))
-
-
-def _sorted_topk(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Ascending ids [m, k] and margin [m] by a stable sort: equal scores keep column order."""
-    clean = scores.masked_fill(scores.isnan(), -torch.inf)
-    values, order = clean.sort(dim=1, descending=True, stable=True)
-    last, first_cut = values[:, k - 1], values[:, k]
-    margin = torch.where(last == first_cut, torch.zeros_like(last), last - first_cut)
-    return order[:, :k].to(torch.int32).sort(dim=1).values, margin

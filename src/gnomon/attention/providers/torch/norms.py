@@ -24,8 +24,9 @@ def widen(x: Tensor) -> Tensor:
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Over the last dim: x * (mean(x²) + eps)^-1/2 * weight."""
     wide = widen(x)
-    scaled = F.rms_norm(wide, wide.shape[-1:], weight.to(wide.dtype), eps)
-    return scaled.to(x.dtype)
+    squares: Tensor = torch.linalg.vecdot(wide, wide)
+    scale = squares.mul_(1.0 / x.shape[-1]).add_(eps).rsqrt_()
+    return (wide * scale[..., None]).mul_(weight).to(x.dtype)
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
