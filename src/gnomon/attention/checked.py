@@ -5,8 +5,8 @@ Out: StepChecker: `begin_step` gives the operators to run a step with: the plain
      is checked (then nothing is paid), else CheckedOperators. Violations of one request are kept
      for whoever runs the step, all others raise NumericsError (checks/inspector.py).
 FULL checks every call of every step, with poisoned padding and scratch. SAMPLED checks every layer
-once in at most 256 steps, in turn; every call of it is held to the rules. Two rows of each call of
-attention are recomputed, of other operators in every fourth visit.
+once in at most 256 steps, in turn; every call of it is held to the rules. One row of each call of
+attention is recomputed, of other operators in every fourth visit.
 Maths and rules: checks/. Not here: free pages (the engine poisons them), the flag (engine/config).
 """
 

@@ -24,12 +24,12 @@ class Effort:
     numbers: int
 
 
-SPARING = Effort(rows=2, heads=4, columns=128, numbers=1 << 21)
+SPARING = Effort(rows=1, heads=4, columns=128, numbers=1 << 21)
 THOROUGH = Effort(rows=16, heads=1 << 30, columns=1 << 30, numbers=1 << 62)
 
 
 def pick_rows(candidates: Tensor | int, limit: int, tick: int) -> list[int]:
-    """Up to ``limit`` of the rows set in a bool mask [R] (or of so many rows): the last, others."""
+    """Up to ``limit`` of the rows set in a bool mask [R] (or of so many rows), evenly spaced."""
     if isinstance(candidates, int):
         chosen: list[int] | range = range(candidates)
     else:
@@ -37,13 +37,12 @@ def pick_rows(candidates: Tensor | int, limit: int, tick: int) -> list[int]:
     if len(chosen) <= limit:
         return list(chosen)
     length = len(chosen)
-    others = ((tick * STRIDE + turn * length // limit) % length for turn in range(limit - 1))
-    places = {length - 1, *others}
+    places = ((tick * STRIDE + turn * length // limit) % length for turn in range(limit))
     return [chosen[place] for place in sorted(places)]
 
 
 def spread(length: int, limit: int) -> list[int]:
-    """Up to ``limit`` of 0 .. length − 1, evenly spaced, the first and the last among them."""
+    """Up to ``limit`` of 0 .. length − 1 (at least 2), evenly spaced, from first to last."""
     if length <= limit:
         return list(range(length))
     return [place * (length - 1) // (limit - 1) for place in range(limit)]

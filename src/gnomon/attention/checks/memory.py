@@ -84,7 +84,7 @@ def _between_redzones(output: Output, device: torch.device) -> Tensor:
 
 def _bytes(tensor: Tensor) -> Tensor:
     """The bytes of a contiguous tensor [R, ...], as uint8 [R, n]."""
-    flat = tensor.reshape(tensor.shape[0], -1)
+    flat = tensor.flatten(1) if tensor.dim() > 1 else tensor[:, None]
     return flat.view(torch.uint8) if flat.numel() else flat.to(torch.uint8)
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gnomon.attention.checks.compare import rounding, sum_error, value_fault
-from gnomon.attention.checks.effort import Effort, spread
+from gnomon.attention.checks.effort import Effort
 from gnomon.attention.checks.faults import Faults
 from gnomon.attention.checks.recheck_rows import rope_at
 from gnomon.attention.layouts.base import PagedPool
@@ -39,7 +39,8 @@ def recheck_index_prepare(
     """Prepare the rows' queries again, and write the keys of as many rows again, elsewhere."""
     q, k, transform, turns, pool, slots = arguments
     writing = (slots >= 0).nonzero()[:, 0].tolist()
-    keys = [writing[place] for place in spread(len(writing), effort.rows)]
+    chosen = rows or range(effort.rows)  # a step of no sparse rows writes keys all the same
+    keys = sorted({writing[place % len(writing)] for place in chosen}) if writing else []
     scratch, places = _scratch(pool, len(keys))
     both = rope_at(turns[0], rows), rope_at(turns[1], keys)
     part = q[rows].double()
