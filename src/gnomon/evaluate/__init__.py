@@ -1,0 +1,1 @@
+"""Evaluations of a model's answers: needles, word problems, sums; in process or over HTTP."""
