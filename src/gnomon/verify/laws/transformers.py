@@ -9,7 +9,7 @@ GLM: gnomon's latent norms take eps 1e-6 for this, as transformers' do (oracle_m
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -30,7 +30,7 @@ BATCH = 8
 class Study:
     """What was seen of one prompt: the comparison, and the replayed one where it was a tie."""
 
-    trace: Trace  # of transformers
+    trace: Trace  # of transformers, without logits and choices
     free: Comparison
     replayed: Comparison | None
 
@@ -85,7 +85,8 @@ def _study_batch(
         if free.is_tie:
             again = replay(context, arm, theirs, mine.tokens)
             replayed = compare(theirs, again, AGAINST_TRANSFORMERS)
-        studied.append(Study(theirs, free, replayed))
+        told = replace(theirs, logits=theirs.logits[:0], keys={}, experts={})  # the rest is large
+        studied.append(Study(told, free, replayed))
     return studied
 
 
