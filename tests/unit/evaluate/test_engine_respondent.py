@@ -18,6 +18,7 @@ from gnomon.evaluate.needle import NeedleSettings, listed_share, run_needle
 from gnomon.evaluate.respondent import AskSettings, Question, user
 from gnomon.frontend.llm import LLM
 from gnomon.text.encodings.base import ChatOptions
+from tests.unit.evaluate.broken import RandomLists
 from tests.unit.evaluate.partners import unheard
 
 MODEL = "random:deepseek_v32,layers=2"
@@ -123,3 +124,23 @@ def test_a_length_beyond_the_context_is_refused(llm: LLM) -> None:
     respondent = EngineRespondent(llm, AskSettings())
     with pytest.raises(ConfigError, match="context holds 300"):
         run_needle(respondent, NeedleSettings(lengths="301"), AskSettings(), unheard)
+
+
+def test_random_lists_are_valid_lists(llm: LLM) -> None:
+    class Checked(RandomLists):
+        num_changed = 0
+
+        def index(self, layer: int, selection: Selection) -> KeySet:
+            keys = super().index(layer, selection)
+            keys.check()
+            (old,), (new,) = selection.keys.segments, keys.segments
+            assert isinstance(old, ListSegment)
+            assert isinstance(new, ListSegment)
+            Checked.num_changed += not old.ids.equal(new.ids)
+            return keys
+
+    ask = AskSettings(answer_tokens=3)
+    llm.core.reset_prefix_cache()
+    run_needle(EngineRespondent(llm, ask, Checked()), GRID, ask, unheard)
+    llm.core.reset_prefix_cache()
+    assert Checked.num_changed > 0
