@@ -217,8 +217,32 @@ def to_slots(
             f"to_slots of '{segment.part}': {segment.num_rows} rows of ids, row axis "
             f"'{axis.label}' has {axis.num_rows}"
         )
+    quick = _slots_of_held(segment.ids, axis, table)
+    if quick is not None:
+        return replace(segment, space=Space.SLOT, ids=quick)
     slots = table.entry_slots(axis.request[:, None], segment.ids)
     if validate or (validate is None and slots.device.type == "cpu"):
         lost = (slots < 0) & (segment.ids >= 0)
         _raise_at(lost.any(1), segment, axis, f"an id has no page in table '{table.group}'")
     return replace(segment, space=Space.SLOT, ids=slots)
+
+
+def _slots_of_held(ids: Tensor, axis: RowAxis, table: PageTable) -> Tensor | None:
+    """``entry_slots`` in few calls, for lists on the CPU whose every id has its page; else None."""
+    num_pages, size = table.pages.shape[1], table.page_size
+    is_plain = table.ownership is None and axis.is_exact and axis.num_live == axis.num_rows
+    if ids.device.type != "cpu" or not is_plain or ids.numel() == 0:
+        return None
+    low, high = (int(bound) for bound in ids.aminmax())
+    if high >= num_pages * size:
+        return None
+    entry = ids.clamp_min(0) if low < 0 else ids
+    column = torch.div(entry, size, rounding_mode="floor")
+    page = table.pages.take((axis.request[:, None] * num_pages + column).long())
+    slots = torch.add(entry, (page - column).long(), alpha=size)
+    if low < 0:
+        slots.masked_fill_(ids < 0, -1)
+        is_held = not bool(((slots < size) & (ids >= 0)).any())
+    else:
+        is_held = int(slots.min()) >= size  # below lies the null page
+    return slots if is_held else None

@@ -35,6 +35,7 @@ from gnomon.attention.score_chunks import (
     plan_scores,
     score_bytes,
 )
+from gnomon.attention.score_runs import ListPlan, plan_lists
 from gnomon.errors import GeometryError
 
 __all__ = [
@@ -101,9 +102,10 @@ class StepPlan:
     group: cache group of latents and index keys. index_width: W of the index lists, at most
     index_topk, at least every count. score_chunks: rows of ``sparse.axis`` that need scores;
     every other sparse row sees at most index_topk keys and takes them all. Chunks of one row
-    follow each other with ascending keys. context_chunks: for ``dense.axis``. scratch_bytes: the
-    most that one chunk takes (chunks run one after another). graph_key: None where shapes depend
-    on host lengths.
+    follow each other with ascending keys. lists: what the layers' index lists share; None without
+    sparse rows, and where the device alone knows the lengths, which then may change under a plan.
+    context_chunks: for ``dense.axis``. scratch_bytes: the most that one chunk takes (chunks run
+    one after another). graph_key: None where shapes depend on host lengths.
     """
 
     axis: RowAxis
@@ -114,6 +116,7 @@ class StepPlan:
     dense: RowSubset | None
     index_width: int
     score_chunks: tuple[ScoreChunk, ...]
+    lists: ListPlan | None
     context_chunks: tuple[ContextChunk, ...]
     scratch_bytes: int
     bucket: int
@@ -146,12 +149,11 @@ def plan_step(
     routes = choose_routes(geometry.requests.host, dims, policy)
     sparse, dense = _subsets(axis, routes)
     longest = 0 if sparse is None else _longest(sparse.axis)
-    page_size = geometry.tables[group].page_size if group in geometry.tables else None
     scores, context = tuple[ScoreChunk, ...](), tuple[ContextChunk, ...]()
     if sparse is not None and 0 < dims.index_topk < longest:
-        scores = plan_scores(sparse.axis, dims, capabilities, budget, _found(page_size, group))
+        scores = plan_scores(sparse.axis, dims, capabilities, budget, _page_size(geometry, group))
     if dense is not None:
-        context = plan_context(dense.axis, dims, capabilities, budget, _found(page_size, group))
+        context = plan_context(dense.axis, dims, capabilities, budget, _page_size(geometry, group))
     scratch = [score_bytes(chunk, dims, capabilities) for chunk in scores]
     scratch += [context_bytes(chunk, dims, capabilities) for chunk in context]
     width = min(longest, dims.index_topk or longest)
@@ -165,6 +167,7 @@ def plan_step(
         dense=dense,
         index_width=width,
         score_chunks=scores,
+        lists=plan_lists(sparse.axis, scores, width) if sparse and sparse.axis.is_exact else None,
         context_chunks=context,
         scratch_bytes=max(scratch, default=0),
         bucket=axis.num_rows,
@@ -176,13 +179,13 @@ def _longest(axis: RowAxis) -> int:
     return max((span.last_position + 1 for span in axis.spans), default=0)
 
 
-def _found(page_size: int | None, group: str) -> int:
-    if page_size is None:
+def _page_size(geometry: Geometry, group: str) -> int:
+    if group not in geometry.tables:
         raise GeometryError(
             f"the plan needs the page table of cache group '{group}', which this geometry lacks; "
             "pass group= the group of the latents and index keys"
         )
-    return page_size
+    return geometry.tables[group].page_size
 
 
 def _subsets(axis: RowAxis, routes: tuple[Route, ...]) -> tuple[RowSubset | None, RowSubset | None]:
