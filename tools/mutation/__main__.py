@@ -7,6 +7,8 @@ generated ones are caught, 1 if not, 2 if a mutant or a selection does not fit t
 from __future__ import annotations
 
 import argparse
+import json
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -16,14 +18,15 @@ from typing import Any
 from tools.mutation import mistakes_attention, mistakes_engine, mistakes_numbers
 from tools.mutation.generate import generate
 from tools.mutation.mutant import Mistake, Mutant, MutantError, place
-from tools.mutation.nest import Ending, Outcome, preload
+from tools.mutation.nest import Ending, preload
 from tools.mutation.report import (
     MIN_CAUGHT,
     about_this_run,
     entry,
     equivalence,
     line_of,
-    summary,
+    merged,
+    names_done,
     write_json,
 )
 from tools.mutation.selections import SELECTIONS
@@ -45,6 +48,9 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--no-hand", action="store_true", help="leave the hand-picked ones out")
     parser.add_argument("--commit", help="mutate this commit instead of the working tree")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="only mutants of these names")
+    parser.add_argument(
+        "--again", type=Path, help="only what this report does not call caught; merge the two"
+    )
     parser.add_argument("--json", type=Path, help="write the report here")
     return parser.parse_args(arguments)
 
@@ -64,22 +70,33 @@ def mutants(tree: Tree, chosen: argparse.Namespace) -> dict[str, list[Mutant]]:
         "hand": placed,
         "generated": generate(sources, SELECTIONS, chosen.seed, chosen.generated),
     }
+    if chosen.again:
+        done = names_done(json.loads(chosen.again.read_text("utf-8")))
+        made = {kind: [m for m in some if m.name not in done] for kind, some in made.items()}
     if chosen.only:
         made = {kind: [m for m in some if m.name in chosen.only] for kind, some in made.items()}
     return made
 
 
-def measure(tree: Tree, made: dict[str, list[Mutant]]) -> dict[str, Outcome]:
-    """Each selection on the unchanged source. MutantError for one that fails or takes too long."""
-    found: dict[str, Outcome] = {}
-    print("measuring the selections of tests on the unchanged source", flush=True)
-    for tests, outcome in tree.measure(m.tests for some in made.values() for m in some):
-        found[tests] = outcome
+def measure(tree: Tree, made: dict[str, list[Mutant]]) -> dict[str, float]:
+    """CPU seconds of each selection on the unchanged source, one test file at a time.
+
+    MutantError for a file that fails there, or a selection that takes too long.
+    """
+    print("measuring the tests on the unchanged source", flush=True)
+    selections = dict.fromkeys(m.tests for some in made.values() for m in some)
+    seconds: dict[str, float] = {}
+    for test, outcome in tree.measure(test for tests in selections for test in tests):
+        seconds[test] = outcome.cpu_s
         if outcome.ending is not Ending.PASSED:
             raise MutantError(
-                f"without any mutant, {tests} {outcome.ending} at {outcome.test} after "
-                f"{outcome.cpu_s:.0f} s of CPU (at most {CPU_LIMIT_S:.0f}); it would catch anything"
+                f"without any mutant, {test} {outcome.ending} at {outcome.test} after "
+                f"{outcome.cpu_s:.0f} s of CPU; it would catch anything"
             )
+    found = {" ".join(tests): sum(seconds[test] for test in tests) for tests in selections}
+    for named, total in found.items():
+        if total > CPU_LIMIT_S:
+            raise MutantError(f"{named} takes {total:.0f} s of CPU (at most {CPU_LIMIT_S:.0f})")
     return found
 
 
@@ -92,31 +109,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
             tree = Tree(REPOSITORY, Path(folder) / "tree", chosen.commit)
             made = mutants(tree, chosen)
             selections = measure(tree, made)
-            head: dict[str, Any] = about_this_run(REPOSITORY, chosen.commit)
-            for kind, some in made.items():
-                head |= try_all(tree, kind, some)
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
+            found = {kind: try_all(tree, kind, some) for kind, some in made.items()}
         except MutantError as error:
             print(error, file=sys.stderr)
             return 2
+    report = about_this_run(REPOSITORY, chosen.commit)
+    before = json.loads(chosen.again.read_text("utf-8")) if chosen.again else None
+    report = merged(report, found, selections, before)
+    for kind in found:
+        print(f"{kind}: {report[kind]}")
     if chosen.json:
-        write_json(chosen.json, head, selections)
-    return 0 if is_enough(head) else 1
+        write_json(chosen.json, report)
+    return 0 if is_enough(report) else 1
 
 
-def try_all(tree: Tree, kind: str, some: Sequence[Mutant]) -> dict[str, Any]:
-    """Every mutant of a kind, one after another, told as they go."""
-    verdicts, reasons = [], []
+def try_all(tree: Tree, kind: str, some: Sequence[Mutant]) -> list[dict[str, Any]]:
+    """Every mutant of a kind, one after another, told as they go; an interrupt ends them."""
+    entries: list[dict[str, Any]] = []
     print(f"== {len(some)} {kind}", flush=True)
-    for mutant in some:
-        verdict = tree.try_mutant(mutant)
-        reason = None if verdict.is_caught else equivalence(verdict, tree)
-        print(line_of(verdict, reason), flush=True)
-        verdicts.append(verdict)
-        reasons.append(reason)
-    counts = summary(verdicts, reasons)
-    print(f"{kind}: {counts}", flush=True)
-    entries = [entry(verdict, why) for verdict, why in zip(verdicts, reasons, strict=True)]
-    return {kind: counts, f"{kind}_mutants": entries}
+    try:
+        for mutant in some:
+            verdict = tree.try_mutant(mutant)
+            reason = None if verdict.is_caught else equivalence(verdict, tree)
+            print(line_of(verdict, reason), flush=True)
+            entries.append(entry(verdict, reason))
+    except KeyboardInterrupt:
+        print(f"interrupted: {len(some) - len(entries)} of {len(some)} {kind} were not run")
+    return entries
 
 
 def is_enough(head: dict[str, Any]) -> bool:

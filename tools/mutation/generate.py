@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from tools.mutation.mutant import Mutant
+from tools.mutation.mutant import Mutant, MutantError
 
 COMPARISONS: dict[type[ast.cmpop], tuple[str, ...]] = {
     ast.Lt: ("<=", ">="), ast.LtE: ("<", ">"), ast.Gt: (">=", "<="), ast.GtE: (">", "<"),
@@ -152,20 +152,14 @@ def _places(node: ast.AST, source: _Source) -> Iterator[Place]:
 
 
 def places(text: str) -> list[Place]:
-    """All places of a module where one of the swaps can be made and still parses."""
+    """All places of a module where one of the swaps can be made."""
     source = _Source(text)
-    tree = ast.parse(text)
-    body = [node for node in tree.body if not isinstance(node, ast.Import | ast.ImportFrom)]
-    found = []
-    for node in (inner for outer in body for inner in _mutable(outer)):
-        for place in _places(node, source):
-            changed = text[: place.start] + place.after + text[place.start + len(place.before) :]
-            try:
-                ast.parse(changed)
-            except SyntaxError:
-                continue
-            found.append(place)
-    return found
+    return [
+        place
+        for outer in ast.parse(text).body
+        for node in _mutable(outer)
+        for place in _places(node, source)
+    ]
 
 
 def generate(
@@ -187,14 +181,16 @@ def generate(
         line = source.count("\n", 0, place.start) + 1
         if len(made) == count or (path, line) in taken:
             continue
-        taken.add((path, line))
         stem = path.rsplit("/", 1)[-1].removesuffix(".py")
         name = f"{stem}:{line}:{place.start - source.rfind(chr(10), 0, place.start)}"
-        made.append(
-            Mutant(
-                name, place.kind, path, line, place.start, place.before, place.after, tests[path]
-            )
-        )
+        edit = (place.start, place.before, place.after)
+        mutant = Mutant(name, place.kind, path, line, *edit, tests[path])
+        try:
+            mutant.apply(source)
+        except MutantError:
+            continue  # the swap does not parse here
+        taken.add((path, line))
+        made.append(mutant)
     return made
 
 

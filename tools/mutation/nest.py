@@ -89,7 +89,6 @@ class _Watcher:
 def preload() -> None:
     """Import other people's packages once, in the process that is forked later."""
     os.environ.update(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE", MKL_NUM_THREADS="1")
-    os.environ.update(PYTEST_DISABLE_PLUGIN_AUTOLOAD="1", HF_HUB_OFFLINE="1")
     for name in PRELOADED:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
@@ -106,7 +105,11 @@ def run_tests(
         os.close(reader)
         _be_the_child(tree, tests, cpu_limit_s, writer, writes_bytecode)
     os.close(writer)
-    status, usage = _wait(child, begun + WALL_PER_CPU * cpu_limit_s)
+    try:
+        status, usage = _wait(child, begun + WALL_PER_CPU * cpu_limit_s)
+    except BaseException:
+        os.kill(child, signal.SIGKILL)  # whoever interrupts the run leaves no fork behind
+        raise
     with os.fdopen(reader, encoding="utf-8", errors="replace") as pipe:
         lines = pipe.read().splitlines()
     seconds = (usage.ru_utime + usage.ru_stime, time.monotonic() - begun)
@@ -146,6 +149,7 @@ def _be_the_child(
         for stream in (0, 1, 2):
             os.dup2(silent, stream)
         sys.dont_write_bytecode = not writes_bytecode
+        os.environ.update(PYTEST_DISABLE_PLUGIN_AUTOLOAD="1", HF_HUB_OFFLINE="1")
         os.chdir(tree)
         sys.path[:0] = [str(tree / "src"), str(tree)]
         for name in [name for name in sys.modules if name.split(".")[0] in ("tools", "gnomon")]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.mutation.equivalents import EQUIVALENTS
-from tools.mutation.nest import Ending, Outcome
+from tools.mutation.nest import Ending
 from tools.mutation.trial import Tree, Verdict
 
 MIN_CAUGHT = 0.9  # of the generated ones
@@ -51,10 +51,10 @@ def line_of(verdict: Verdict, reason: str | None) -> str:
     return f"{what}  [{reason or outcome.test}]"
 
 
-def summary(verdicts: Sequence[Verdict], reasons: Sequence[str | None]) -> dict[str, Any]:
+def summary(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Counts of one kind of mutants; the share leaves equivalent ones out."""
-    words = [word(verdict, why) for verdict, why in zip(verdicts, reasons, strict=True)]
-    num_caught = sum(verdict.is_caught for verdict in verdicts)
+    words = [one["verdict"] for one in entries]
+    num_caught = words.count("caught") + words.count("caught (loops)")
     num_real = len(words) - words.count("equivalent")
     return {
         "made": len(words),
@@ -63,7 +63,7 @@ def summary(verdicts: Sequence[Verdict], reasons: Sequence[str | None]) -> dict[
         "survived": words.count("SURVIVED"),
         "unsettled": words.count("UNSETTLED"),
         "share_caught": round(num_caught / num_real, 4) if num_real else None,
-        "most_cpu_s": round(max((v.outcome.cpu_s for v in verdicts), default=0.0), 2),
+        "most_cpu_s": max((one["cpu_s"] for one in entries), default=0.0),
     }
 
 
@@ -110,8 +110,36 @@ def _processor() -> str:
     return platform.machine()
 
 
-def write_json(path: Path, head: dict[str, Any], selections: Mapping[str, Outcome]) -> None:
-    """The whole report; selections get the seconds that they take on unchanged source."""
-    seconds = {tests: round(outcome.cpu_s, 2) for tests, outcome in selections.items()}
+def names_done(report: Mapping[str, Any]) -> frozenset[str]:
+    """Names of the mutants of a report that need not be run again."""
+    every = [*report["hand_mutants"], *report["generated_mutants"]]
+    return frozenset(one["name"] for one in every if one["verdict"].islower())
+
+
+def merged(
+    head: Mapping[str, Any],
+    found: Mapping[str, Sequence[dict[str, Any]]],
+    selections: Mapping[str, float],
+    before: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """The whole report. ``before``: an earlier one, whose other mutants stay as they were there."""
+    seconds = {tests: round(cpu_s, 2) for tests, cpu_s in selections.items()}
+    report = dict(head)
+    if before is not None:
+        report["before"] = [*before.get("before", []), {key: before[key] for key in head}]
+        seconds = before["selections_cpu_s"] | seconds
+    for kind, entries in found.items():
+        anew = {one["name"]: one for one in entries}
+        old = [] if before is None else before[f"{kind}_mutants"]
+        kept = [anew.pop(one["name"], one) for one in old]
+        report[f"{kind}_mutants"] = [*kept, *anew.values()]
+        report[kind] = summary(report[f"{kind}_mutants"])
+    return report | {"selections_cpu_s": seconds}
+
+
+def write_json(path: Path, report: Mapping[str, Any]) -> None:
+    """The report as a file, counts first."""
+    counts = {kind: report[kind] for kind in ("hand", "generated")}
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(head | {"selections_cpu_s": seconds}, indent=1) + "\n", "utf-8")
+    text = json.dumps(counts | {k: v for k, v in report.items() if k not in counts}, indent=1)
+    path.write_text(text + "\n", "utf-8")

@@ -1,8 +1,8 @@
 """Put each mutant into a private copy of the tree and see whether its tests fail.
 
 In:  the repository (or a commit of it), mutants. Out: a `Verdict` per mutant.
-A selection counts only if it passes on the unchanged source within the limit; otherwise it would
-catch everything. A selection that fails there is an error of the run, not a mutant that was caught.
+A selection counts only if its files pass on the unchanged source, together within the limit; else
+it would catch everything. A failure there is an error of the run, not a mutant that was caught.
 Not here: the report (report.py), where mutants come from.
 """
 
@@ -79,8 +79,7 @@ class Tree:
         finally:
             file.write_text(source, encoding="utf-8")
 
-    def measure(self, selections: Iterable[tuple[str, ...]]) -> Iterator[tuple[str, Outcome]]:
-        """(selection, outcome) of each distinct selection on the unchanged source."""
-        for tests in dict.fromkeys(selections):
-            outcome = run_tests(self.folder, tests, CPU_LIMIT_S, writes_bytecode=True)
-            yield " ".join(tests), outcome
+    def measure(self, tests: Iterable[str]) -> Iterator[tuple[str, Outcome]]:
+        """(argument, outcome) of each distinct pytest argument on the unchanged source."""
+        for test in dict.fromkeys(tests):
+            yield test, run_tests(self.folder, (test,), CPU_LIMIT_S, writes_bytecode=True)
