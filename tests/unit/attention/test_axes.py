@@ -8,7 +8,8 @@ import torch
 from gnomon.attention.axes import RowSpan, take_rows
 from gnomon.attention.geometry import RowTensor, build_geometry, rehome
 from gnomon.attention.indices import causal_range
-from gnomon.attention.transforms import advance, gather_rows, pad_rows, shard_rows
+from gnomon.attention.transforms import advance, gather_rows, pad_rows, select, shard_rows
+from gnomon.errors import GeometryError
 from tests.unit.attention.steps import tokens_of
 
 
@@ -34,6 +35,16 @@ def test_wide_values_are_carried_to_a_padded_axis() -> None:
     moved = rehome(RowTensor(rows.rows, data), padded.rows, [0, 1, 2, -1, -1])
     assert torch.equal(moved.data[:3], data)
     assert not moved.data[3:].any()
+
+
+def test_padding_takes_nothing_over_not_even_other_padding() -> None:
+    step = build_geometry([2], [4], {"tokens": [[1]]}, 4)
+    padded = pad_rows(step, 3)
+    turned = select(padded, [2, 0, 1])  # its row 0 is the padding row
+    value = RowTensor(turned.rows, torch.tensor([9.0, 1.0, 2.0]))
+    assert rehome(value, padded.rows, [1, 2, -1]).data.tolist() == [1.0, 2.0, 0.0]
+    with pytest.raises(GeometryError, match="row 2 is request -1"):
+        rehome(value, padded.rows, [1, 2, 0])
 
 
 def test_ranks_may_be_gathered_in_any_order() -> None:

@@ -22,6 +22,7 @@ from gnomon.attention.plan import (
 from gnomon.attention.routes import AttentionDims, DensePolicy, RoutePolicy
 from gnomon.attention.score_chunks import score_bytes
 from gnomon.attention.transforms import shard_rows
+from gnomon.errors import ConfigError
 
 DIMS = AttentionDims(2, 8, 4, 2, 4, index_topk=6, index_num_heads=3, index_head_dim=5)
 NEVER, ALWAYS = RoutePolicy(DensePolicy.NEVER), RoutePolicy(DensePolicy.ALWAYS)
@@ -34,7 +35,8 @@ def test_index_lists_are_as_wide_as_the_longest_row_sees_and_at_most_topk() -> N
         assert plan_step(geometry, dims, policy=NEVER).index_width == width
     without = AttentionDims(2, 8, 4, 2, 4)
     geometry = build_geometry([1, 2], [9, 40], {"tokens": [[1], [2, 3, 4]]}, 16)
-    assert plan_step(geometry, without, policy=NEVER).index_width == 40
+    plan = plan_step(geometry, without, policy=NEVER)
+    assert (plan.index_width, plan.score_chunks) == (40, ())  # no indexer: nothing to score
 
 
 def test_the_longest_row_of_a_shard_is_the_last_of_its_stride() -> None:
@@ -103,9 +105,51 @@ def test_pieces_find_their_keys_where_they_were_gathered() -> None:
 def test_dense_rows_are_cut_so_that_their_scores_stay_in_the_budget() -> None:
     """40 keys, 2 heads, fp32: 1280 bytes hold 4 rows' scores; a provider without them cuts none."""
     geometry = build_geometry([10], [40], {"tokens": [[1, 2, 3]]}, 16)
-    dims, budget = replace(DIMS, index_topk=40), Budget(score_bytes=1280)
-    for holds, blocks in ((True, [(0, 4), (4, 8), (8, 10)]), (False, [(0, 10)])):
+    dims = replace(DIMS, index_topk=40)
+    cases = (
+        (True, 1280, [(0, 4), (4, 8), (8, 10)]),
+        (True, 160, [(row, row + 1) for row in range(10)]),  # half a row's scores: one row each
+        (False, 160, [(0, 10)]),
+    )
+    for holds, most, blocks in cases:
         capabilities = Capabilities(holds_dense_scores=holds)
-        plan = plan_step(geometry, dims, capabilities, budget, policy=ALWAYS)
+        plan = plan_step(geometry, dims, capabilities, Budget(score_bytes=most), policy=ALWAYS)
         (chunk,) = plan.context_chunks
         assert [(piece.row_start, piece.row_stop) for piece in chunk.pieces] == blocks
+
+
+def test_a_block_takes_as_many_rows_as_meet_all_their_keys_in_the_budget() -> None:
+    """Counted up from one row; 60 rows behind 100 tokens, every budget from 16 rows to all."""
+    geometry = build_geometry([60], [160], {"tokens": [list(range(1, 11))]}, 16)
+    for floats in range(116 * (16 * 4 + 5), 161 * (60 * 4 + 5), 577):
+        fitting = [r for r in range(1, 61) if (100 + r) * (r * 4 + 5) <= floats]
+        plan = plan_step(geometry, DIMS, budget=Budget(score_bytes=4 * floats), policy=NEVER)
+        first = plan.score_chunks[0]
+        assert isinstance(first, ContiguousScoreChunk)
+        assert (first.row_start, first.num_rows) == (0, max(fitting))
+        assert (first.key_start, first.key_stop) == (0, 100 + max(fitting))
+
+
+def test_as_many_rows_as_may_be_paged_are_paged() -> None:
+    """Two requests of 3 rows each are met together up to max_paged_rows, apart beyond."""
+    geometry = build_geometry([3, 3], [20, 20], {"tokens": [[1, 2], [3, 4]]}, 16)
+    for most, kinds in ((3, {PagedScoreChunk}), (2, {ContiguousScoreChunk})):
+        capabilities = Capabilities(max_paged_rows=most)
+        plan = plan_step(geometry, DIMS, capabilities, policy=NEVER)
+        assert {type(chunk) for chunk in plan.score_chunks} == kinds
+
+
+def test_the_smallest_budget_is_one() -> None:
+    assert Budget(score_bytes=1, context_rows=1).context_rows == 1
+    for fields in ({"score_bytes": 0}, {"context_rows": 0}, {"score_bytes": -1}):
+        with pytest.raises(ConfigError):
+            Budget(**fields)
+
+
+def test_a_context_of_odd_size_is_cut_at_whole_pages_below_it() -> None:
+    geometry = build_geometry([9], [70], {"tokens": [[1, 2, 3, 4, 5]]}, 16)
+    dims = replace(DIMS, index_topk=80)
+    for rows, step in ((16, 16), (31, 16), (32, 32), (47, 32)):
+        plan = plan_step(geometry, dims, budget=Budget(context_rows=rows), policy=ALWAYS)
+        ranges = [(c.gathers[0].start, c.gathers[0].stop) for c in plan.context_chunks]
+        assert ranges == [(key, min(key + step, 70)) for key in range(0, 70, step)]

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from gnomon.attention.axes import HostLengths
-from gnomon.attention.routes import AttentionDims, Route, choose_routes
+from gnomon.attention.routes import (
+    AttentionDims,
+    DensePolicy,
+    Route,
+    RoutePolicy,
+    choose_routes,
+    may_go_dense,
+)
 
 V32 = AttentionDims(1, 512, 128, 64, 128, index_topk=2048, index_num_heads=64, index_head_dim=128)
 UNEVEN = AttentionDims(1, 7, 5, 3, 2, index_topk=64, index_num_heads=1, index_head_dim=4)
@@ -47,3 +54,12 @@ def test_auto_turns_at_the_counted_length_with_the_sizes_of_v32() -> None:
         routes.append(dense <= sparse)
     assert routes == sorted(routes)
     assert 0 < sum(routes) < len(routes)
+
+
+def test_one_request_is_asked_alone_too() -> None:
+    """may_go_dense by itself: each reason against it is enough."""
+    always, never = RoutePolicy(DensePolicy.ALWAYS, 2), RoutePolicy(DensePolicy.NEVER, 2)
+    assert may_go_dense(3, 64, UNEVEN, always)
+    assert not may_go_dense(2, 64, UNEVEN, always)  # as few rows as a decode has
+    assert not may_go_dense(3, 65, UNEVEN, always)  # not every key would be selected
+    assert not may_go_dense(64, 64, UNEVEN, never)
