@@ -31,8 +31,8 @@ def split_heads(kv_b: Tensor, shape: Shape) -> tuple[Tensor, Tensor]:
 
 def expand_keys(rows: Projected, kv_b: Tensor, batch: int, shape: Shape) -> tuple[Tensor, Tensor]:
     """Keys [B, H, T, dn + dr] and values [B, H, T, dv]."""
-    up = F.linear(rows.latent, kv_b.to(rows.latent.dtype)).view(batch, -1, shape.heads,
-                                                               shape.nope + shape.value)  # fmt: skip
+    up = F.linear(rows.latent, kv_b.to(rows.latent.dtype))
+    up = up.view(batch, -1, shape.heads, shape.nope + shape.value)
     rope = rows.k_rope.view(batch, -1, 1, shape.rope).expand(-1, -1, shape.heads, -1)
     key = torch.cat((up[..., : shape.nope], rope), dim=-1)
     return key.transpose(1, 2), up[..., shape.nope :].transpose(1, 2)

@@ -36,7 +36,7 @@ class Projected(NamedTuple):
 
 
 def linear(x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """x W^T with both rounded to `dtype`."""
+    """The product x W^T with both rounded to `dtype`."""
     return F.linear(x.to(dtype), weight.to(dtype))
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import matplotlib
 
 matplotlib.use("Agg")
-from matplotlib import pyplot as plt  # noqa: E402  (after the backend is chosen)
+from matplotlib import pyplot as plt
 
 LOSSES = {"text": "next token", "mtp": "MTP", "index": "indexer (KL)"}
 SHARES = {

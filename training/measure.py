@@ -3,25 +3,31 @@
 In:  parameters, a model, prompts of `data` (fresh dice, held-out keys, wordings, operands, names).
 Out: shares between 0 and 1. An answer counts if every one of its tokens is the best guess after the
      right ones before it, which is the same as greedy decoding getting it right.
+Run: `python3 -m training.measure --from CHECKPOINT [--count 128]` prints everything, faults too.
 Not here: measuring the exported model, which gnomon does itself (export, card).
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import random
 from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 import torch
 
+from training import checkpoint
 from training.data.arithmetic import problem
 from training.data.recall import needle
 from training.data.tools import task
 from training.data.writing import Episode, chat
 from training.model import Model
-from training.parameters import Parameters
+from training.parameters import Parameters, initial_parameters
+from training.plans import PLANS
 from training.selection import Choice
-from training.shapes import PAD_ID
+from training.shapes import CONFIGS, PAD_ID, Shape
 
 Batch = tuple[np.ndarray, np.ndarray]  # ids and weights [rows, length]
 
@@ -123,3 +129,24 @@ def report(
         size = (count, 32, 1024)
         found["tools"], found["mtp tools"] = exact(model, params, "tools", choice, size)
     return {name: round(value, 4) for name, value in found.items()}
+
+
+def main() -> None:
+    """Measure a checkpoint at all lengths, with and without faults."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--from", dest="source", type=Path, required=True)
+    parser.add_argument("--count", type=int, default=128)
+    args = parser.parse_args()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    place = json.loads((args.source / "progress.json").read_text(encoding="utf-8"))
+    shape = Shape.of(CONFIGS[PLANS[place["plan"]].shape])
+    params = initial_parameters(shape, 0, device)
+    checkpoint.load(args.source, params, None)
+    model = Model(shape, device, torch.bfloat16 if device == "cuda" else torch.float32)
+    lengths = (512, 1024, 2048, 4096)
+    found = report(model, params, lengths, args.count, Choice.EXACT, with_faults=True)
+    print(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()

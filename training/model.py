@@ -21,7 +21,6 @@ from training.rotary import rotary_table
 from training.selection import Choice, select
 from training.shapes import Shape
 
-
 # What the two compiled halves of a layer take: no more, or each kind of layer is compiled anew.
 BEFORE = ("input_norm.", "attn.q", "attn.kv_a", "indexer.")
 AFTER = ("attn.o.", "post_norm.", "mlp.", "router.", "experts.", "shared.")

@@ -31,7 +31,7 @@ class Plan:
     shape: str
     tokens: int
     stages: tuple[Stage, ...]
-    cooldown: float = 0.25
+    cooldown: float = 0.75
     warmup: int = 100
     matrix_rate: float = 0.02
     other_rate: float = 3e-3
@@ -47,8 +47,8 @@ class Plan:
         return min(1.0, (step + 1) / self.warmup, max(left, 0.02))
 
 
-_SHORT = Diet(recall=0.70, sums=0.22, tools=0.0, prose=0.05, talk=0.03)
-_MIXED = (4096, 512, 2048, 256, 4096, 1024)
+_SHORT = Diet(recall=0.62, sums=0.30, tools=0.0, prose=0.05, talk=0.03)
+_MIXED = (4096, 512, 2048, 256, 1024)
 PLANS: dict[str, Plan] = {
     "tenth": Plan(
         "tenth",
@@ -71,11 +71,10 @@ PLANS: dict[str, Plan] = {
         "tiny",
         32768,
         (
-            Stage("dense 256", 8000, (256,), diet=_SHORT),
-            Stage("dense 512", 4000, (512,)),
-            Stage("dense 1024", 4000, (1024, 512)),
-            Stage("dense 4096", 3000, (4096, 1024, 2048)),
-            Stage("sparse", 6000, _MIXED, is_sparse=True),
+            Stage("dense 256", 2000, (256,), diet=_SHORT),
+            Stage("dense 1k", 3500, (512, 256, 1024)),
+            Stage("dense 4k", 3500, (1024, 4096, 512, 2048)),
+            Stage("sparse", 4900, _MIXED, is_sparse=True),
         ),
     ),
 }

@@ -25,7 +25,7 @@ _BOTH: dict[str, Any] = {
     "moe_intermediate_size": 64,
     "num_attention_heads": 8,
     "num_key_value_heads": 8,
-    "qk_nope_head_dim": 16,
+    "qk_nope_head_dim": 32,
     "qk_rope_head_dim": 32,
     "v_head_dim": 32,
     "q_lora_rank": 96,

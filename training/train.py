@@ -20,6 +20,7 @@ from torch import Tensor
 
 from training import checkpoint, losses
 from training.data.mixture import Wish, batches
+from training.graphs import StepGraphs
 from training.measure import report
 from training.model import Losses, Model
 from training.muon import Optimiser, Rates
@@ -28,6 +29,7 @@ from training.plans import PLANS, Plan, Stage
 from training.selection import Choice
 from training.shapes import CONFIGS, Shape
 
+FIGURES = ("text", "mtp", "index", "right", "mtp_right")
 MTP_WEIGHT = 0.2
 BIAS_STEP = 1e-3
 PROBE_ELEMENTS = 2**22  # rows to teach the indexer on, times their length
@@ -58,6 +60,7 @@ class Training:
             if args.cache and Path(args.cache).exists():
                 torch.compiler.load_cache_artifacts(Path(args.cache).read_bytes())
             self.model.compile(args.compile)
+        self.graphs = StepGraphs(self.pure_step) if args.graphs else None
 
     @property
     def is_over_time(self) -> bool:
@@ -90,47 +93,44 @@ class Training:
         seed = self.args.seed * 1000 + number
         wish = Wish(stage.lengths, self.plan.tokens, stage.steps, seed, stage.diet)
         since, at_report = time.monotonic(), self.step
-        sums: dict[str, Tensor] = {}
+        total = torch.zeros(len(FIGURES), device=self.device)
         feed = batches(wish, done, self.args.workers, self.device)
         for ids, weight in feed:
-            found = self.one_step(stage, ids, weight)
-            for name, value in self._figures(found, ids, weight).items():
-                sums[name] = sums.get(name, 0) + value
+            total += self.one_step(stage, ids, weight)
             self.step += 1
             if self.step % self.args.report == 0 or self.is_over_time:
                 steps = self.step - at_report
-                figures = {name: round(float(v) / steps, 4) for name, v in sums.items()}
+                means = (total / steps).tolist()
                 speed = steps * ids.numel() / (time.monotonic() - since)
+                figures = {name: round(v, 4) for name, v in zip(FIGURES, means, strict=True)}
                 if self.step % self.args.measure == 0:
                     figures |= self._measure(stage)
                 self._log({"stage": stage.name, "tokens_s": int(speed), **figures})
-                since, at_report, sums = time.monotonic(), self.step, {}
+                since, at_report = time.monotonic(), self.step
+                total.zero_()
             if self.is_over_time:
                 break
         feed.close()
 
-    def one_step(self, stage: Stage, ids: Tensor, weight: Tensor) -> Losses:
-        """Forward, backward, update."""
+    def one_step(self, stage: Stage, ids: Tensor, weight: Tensor) -> Tensor:
+        """Forward, backward, update; the step's FIGURES [5]."""
+        self.optimiser.begin(self.plan.factor(self.step))
+        if self.graphs is not None:
+            return self.graphs.run(stage.is_sparse, ids, weight)
+        return self.pure_step(stage.is_sparse, ids, weight)
+
+    def pure_step(self, is_sparse: bool, ids: Tensor, weight: Tensor) -> Tensor:
+        """The part of a step that only touches the device."""
+        for value in self.params.values():
+            value.grad = None  # a capture that failed may have left some
         count = max(4, min(ids.shape[1] // 8, PROBE_ELEMENTS // ids.numel()))
         picked = losses.pick_rows(weight, count)
-        run = self.model.start(ids, Choice.EXACT if stage.is_sparse else None, picked)
+        run = self.model.start(ids, Choice.EXACT if is_sparse else None, picked)
         found = self.model.losses(self.params, ids, weight, run)
         (found.text + MTP_WEIGHT * found.mtp + found.index).backward()
         losses.expert_loads_to_bias(self.params, run.loads, BIAS_STEP)
-        self.optimiser.step(self.params, self.plan.factor(self.step))
-        return found
-
-    def _figures(self, found: Losses, ids: Tensor, weight: Tensor) -> dict[str, Tensor]:
-        """Losses, and the share of answer tokens that were guessed right."""
-        asked = weight >= 1.0
-        now, ahead = asked[:, 1:], asked[:, 2:]
-        return {
-            "text": found.text.detach(),
-            "mtp": found.mtp.detach(),
-            "index": found.index.detach(),
-            "right": (found.right[:, :-1] & now).sum() / now.sum().clamp(min=1),
-            "mtp_right": (found.mtp_right[:, :-2] & ahead).sum() / ahead.sum().clamp(min=1),
-        }
+        self.optimiser.update(self.params)
+        return _figures(found, weight)
 
     def _measure(self, stage: Stage) -> dict[str, float]:
         choice = Choice.EXACT if stage.is_sparse else None
@@ -146,6 +146,15 @@ class Training:
             file.write(line + "\n")
 
 
+def _figures(found: Losses, weight: Tensor) -> Tensor:
+    """FIGURES: losses, and the shares of answer tokens that were guessed right."""
+    asked = weight >= 1.0
+    now, ahead = asked[:, 1:], asked[:, 2:]
+    right = (found.right[:, :-1] & now).sum() / now.sum().clamp(min=1)
+    mtp_right = (found.mtp_right[:, :-2] & ahead).sum() / ahead.sum().clamp(min=1)
+    return torch.stack([found.text, found.mtp, found.index, right, mtp_right]).detach()
+
+
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -158,6 +167,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--report", type=int, default=50, help="steps between lines of the log")
     parser.add_argument("--measure", type=int, default=500, help="steps between measurements")
     parser.add_argument("--count", type=int, default=64, help="prompts of a measurement")
+    parser.add_argument("--graphs", action="store_true", help="capture steps as CUDA graphs")
     parser.add_argument("--compile", help="torch.compile backend, as inductor; not given: none")
     parser.add_argument(
         "--cache", help="compiled.bin of an earlier run on the same kind of machine"

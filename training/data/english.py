@@ -99,8 +99,6 @@ _CHAT = (
     ("How are you?", "I am fine, thank you. How can I help you?"),
     ("What is a gnomon?", "A gnomon is the part of a sundial that casts the shadow."),
     ("Tell me a story.", None),
-    ("Write a short story.", None),
-    ("Tell me something.", None),
 )  # fmt: skip
 
 

@@ -29,9 +29,9 @@ SHORT = 96  # tokens: what is left of a row and less is filled with sums and sma
 class Diet:
     """Shares of rows by kind, and of episodes in GLM's format."""
 
-    recall: float = 0.55
+    recall: float = 0.50
     sums: float = 0.22
-    tools: float = 0.13
+    tools: float = 0.18
     prose: float = 0.06
     talk: float = 0.04
     glm: float = 0.12

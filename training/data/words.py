@@ -9,8 +9,10 @@ pairs of operands are never trained on.
 from __future__ import annotations
 
 import random
+import re
 import zlib
 from collections.abc import Callable
+from functools import lru_cache
 
 
 def is_held_out(text: str) -> bool:
@@ -76,30 +78,45 @@ KEY_KINDS: tuple[Callable[[random.Random], str], ...] = (
     lambda dice: dice.choice(THINGS),
     lambda dice: f"{dice.choice(COLOURS)} {dice.choice(THINGS)}",
     lambda dice: f"{dice.choice(QUALITIES)} {dice.choice(THINGS)}",
-    lambda dice: dice.choice(CITIES),
-    lambda dice: dice.choice(NAMES),
     lambda dice: f"{dice.choice(NAMES)}'s {dice.choice(THINGS)}",
     lambda dice: letters(dice, dice.randint(2, 4)),
     lambda dice: f"{letters(dice, 2)}-{letters(dice, 2)}",
     lambda dice: f"{pseudo_word(dice, 2)}-{pseudo_word(dice, 1)}",
-    lambda dice: f"{dice.choice(THINGS)}-{dice.randint(1, 99)}",
     lambda dice: f"{dice.choice(COLOURS)}-{dice.choice(THINGS)}",
     lambda dice: f"{pseudo_word(dice, 1)}@{dice.choice(CITIES).lower()}",
+    lambda dice: f"{pseudo_word(dice, 2)} {dice.choice(THINGS)}",
 )
+_ENDLESS = (*KEY_KINDS[:2], *KEY_KINDS[7:9], KEY_KINDS[11])
+_PARTS = re.compile(r"[\w']+")
+
+
+@lru_cache(maxsize=2**14)
+def parts(text: str) -> tuple[str, ...]:
+    """The words of a text, in small letters."""
+    return tuple(_PARTS.findall(text.lower()))
 
 
 def keys(dice: random.Random, count: int, held_out: bool) -> list[str]:
-    """Different keys, of few kinds at a time; of real words in either set, invented ones in one."""
+    """Different keys of few kinds, none of which is a word of another.
+
+    Real words come in either set as they are, invented ones in theirs alone (`is_held_out`).
+    """
     kinds = dice.sample(KEY_KINDS, dice.choice((1, 2, 3, 5, 8)))
     found: dict[str, None] = {}
+    single: set[str] = set()
+    composed: set[str] = set()
     tries = 0
     while len(found) < count:
         tries += 1
         if tries > 3 * count + 20:
-            kinds = KEY_KINDS[:2] + KEY_KINDS[8:11]  # a small kind is used up
+            kinds = list(_ENDLESS)  # a small kind is used up
         key = dice.choice(kinds)(dice)
-        if is_held_out(key) == held_out:
-            found[key] = None
+        words = parts(key)
+        clashes = words[0] in composed if len(words) == 1 else not single.isdisjoint(words)
+        if clashes or key in found or is_held_out(key) != held_out:
+            continue
+        found[key] = None
+        (single if len(words) == 1 else composed).update(words)
     return list(found)
 
 

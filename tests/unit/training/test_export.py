@@ -75,7 +75,8 @@ def test_training_goes_on_where_it_was_saved(tmp_path: Path) -> None:
         run = model.start(ids, Choice.EXACT, torch.arange(8).repeat(2, 1))
         found = model.losses(params, ids, weight, run)
         (found.text + found.mtp + found.index).backward()
-        optimiser.step(params, 1.0)
+        optimiser.begin(1.0)
+        optimiser.update(params)
         return float(found.text.detach())
 
     model = Model(shape, "cpu", torch.float32)
