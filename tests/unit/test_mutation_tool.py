@@ -142,14 +142,14 @@ import json, sys
 from pathlib import Path
 from tools.mutation import nest, trial
 from tools.mutation.mutant import Mistake, place
-trial.CPU_LIMIT_S = 4.0
+trial.LOOPS_FROM_S = 2.0
 tree = trial.Tree(Path(sys.argv[1]), Path(sys.argv[2]), None)
 source = tree.read("src/gnomon/__init__.py")
 found = {}
 for name, instead in (("same", "n +  1"), ("wrong", "n + 2"), ("endless", "endless()"),
                       ("broken", "n + 1\\nimport nowhere_at_all")):
     mistake = Mistake(name, "", "src/gnomon/__init__.py", "n + 1", instead, ("tests/test_a.py",))
-    verdict = tree.try_mutant(place(mistake, source))
+    verdict = tree.try_mutant(place(mistake, source), 0.5)
     found[name] = (str(verdict.outcome.ending), verdict.is_caught, verdict.outcome.test)
     assert tree.read("src/gnomon/__init__.py") == source
 print(json.dumps(found))

@@ -11,7 +11,7 @@ import json
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -108,15 +108,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             tree = Tree(REPOSITORY, Path(folder) / "tree", chosen.commit)
             made = mutants(tree, chosen)
-            selections = measure(tree, made)
+            usual = measure(tree, made)
             signal.signal(signal.SIGTERM, signal.default_int_handler)
-            found = {kind: try_all(tree, kind, some) for kind, some in made.items()}
+            found = {kind: try_all(tree, kind, some, usual) for kind, some in made.items()}
         except MutantError as error:
             print(error, file=sys.stderr)
             return 2
     report = about_this_run(REPOSITORY, chosen.commit)
     before = json.loads(chosen.again.read_text("utf-8")) if chosen.again else None
-    report = merged(report, found, selections, before)
+    report = merged(report, found, usual, before)
     for kind in found:
         print(f"{kind}: {report[kind]}")
     if chosen.json:
@@ -124,13 +124,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if is_enough(report) else 1
 
 
-def try_all(tree: Tree, kind: str, some: Sequence[Mutant]) -> list[dict[str, Any]]:
+def try_all(
+    tree: Tree, kind: str, some: Sequence[Mutant], usual: Mapping[str, float]
+) -> list[dict[str, Any]]:
     """Every mutant of a kind, one after another, told as they go; an interrupt ends them."""
     entries: list[dict[str, Any]] = []
     print(f"== {len(some)} {kind}", flush=True)
     try:
         for mutant in some:
-            verdict = tree.try_mutant(mutant)
+            verdict = tree.try_mutant(mutant, usual[" ".join(mutant.tests)])
             reason = None if verdict.is_caught else equivalence(verdict, tree)
             print(line_of(verdict, reason), flush=True)
             entries.append(entry(verdict, reason))

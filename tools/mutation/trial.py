@@ -23,6 +23,7 @@ from tools.mutation.nest import Ending, Outcome, run_tests
 
 FOLDERS = ("src", "tests", "pyproject.toml")
 CPU_LIMIT_S = 60.0
+LOOPS_FROM, LOOPS_FROM_S = 3, 5.0  # tests that take so many times the usual CPU, and this, loop
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +71,13 @@ class Tree:
             raise MutantError(f"{path} is not in the tree")
         return file.read_text(encoding="utf-8")
 
-    def try_mutant(self, mutant: Mutant) -> Verdict:
-        """Change, test, put back."""
+    def try_mutant(self, mutant: Mutant, usual_s: float) -> Verdict:
+        """Change, test, put back. ``usual_s``: what the tests take on the unchanged source."""
         file, source = self.folder / mutant.path, self.read(mutant.path)
         file.write_text(mutant.apply(source), encoding="utf-8")
         try:
-            return Verdict(mutant, run_tests(self.folder, mutant.tests, CPU_LIMIT_S))
+            limit_s = min(CPU_LIMIT_S, LOOPS_FROM_S + LOOPS_FROM * usual_s)
+            return Verdict(mutant, run_tests(self.folder, mutant.tests, limit_s))
         finally:
             file.write_text(source, encoding="utf-8")
 

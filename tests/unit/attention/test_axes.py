@@ -7,7 +7,7 @@ import torch
 
 from gnomon.attention.axes import RowSpan, take_rows
 from gnomon.attention.geometry import RowTensor, build_geometry, rehome
-from gnomon.attention.indices import causal_range
+from gnomon.attention.indices import ListSegment, Space, causal_range, to_slots
 from gnomon.attention.transforms import advance, gather_rows, pad_rows, select, shard_rows
 from gnomon.errors import GeometryError
 from tests.unit.attention.steps import tokens_of
@@ -45,6 +45,23 @@ def test_padding_takes_nothing_over_not_even_other_padding() -> None:
     assert rehome(value, padded.rows, [1, 2, -1]).data.tolist() == [1.0, 2.0, 0.0]
     with pytest.raises(GeometryError, match="row 2 is request -1"):
         rehome(value, padded.rows, [1, 2, 0])
+
+
+@pytest.mark.parametrize("order", [[3, 0, 2, 1], [1, 2, 3], [2], [0, 3, 1]])
+def test_lists_on_padded_and_turned_axes_go_by_the_requests_of_their_rows(order: list[int]) -> None:
+    """Rows 0, 1 are request 0, row 2 is request 1, row 3 is padding; a page holds 2 tokens."""
+    pages = [[4, 2, 7], [1, 3, 6]]
+    step = pad_rows(build_geometry([2, 1], [4, 5], {"tokens": pages}, 2), 4)
+    axis = select(step, order).rows
+    chosen = {0: [0, 2], 1: [1, 3], 2: [0, 3, 4], 3: []}
+    ids = torch.tensor([chosen[row] + [-1] * (3 - len(chosen[row])) for row in order])
+    count = torch.tensor([len(chosen[row]) for row in order], dtype=torch.int32)
+    segment = ListSegment("tokens", Space.POSITION, ids, count)
+    slots = to_slots(segment, axis, step.tables["tokens"]).ids.tolist()
+    for row, got in zip(order, slots, strict=True):
+        own = pages[1 if row == 2 else 0]
+        expected = [own[p // 2] * 2 + p % 2 for p in chosen[row]]
+        assert got == expected + [-1] * (3 - len(expected))
 
 
 def test_ranks_may_be_gathered_in_any_order() -> None:
