@@ -42,10 +42,16 @@ def unchecked() -> dict[str, list[int]]:
     return tokens(tiny_core(model=MODEL, check="off"))
 
 
-@pytest.mark.parametrize("layout", ["auto", "fp8"])
-def test_full_checks_find_nothing_and_change_no_token(layout: str) -> None:
+@pytest.mark.parametrize("kind", ["plain", "fp8", "glm", "deterministic", "never dense"])
+def test_full_checks_find_nothing_and_change_no_token(kind: str) -> None:
     flags: dict[str, Any] = {"model": MODEL, "max_prefill_chunk": 24, "num_kv_pages": 20}
-    if layout == "fp8":
+    if kind == "glm":
+        flags["model"] = MODEL.replace("deepseek_v32,layers=2", "glm_moe_dsa")
+    if kind == "deterministic":
+        flags["deterministic"] = True
+    if kind == "never dense":
+        flags["dense_route"] = "never"
+    if kind == "fp8":
         latent = "kv_lora_rank=512,qk_rope_head_dim=64,index_head_dim=128"
         flags |= {"model": f"{MODEL},{latent}", "kv_layout": "fp8", "dtype": "bfloat16"}
     plain, checked = (tiny_core(**flags, check=level) for level in ("off", "full"))

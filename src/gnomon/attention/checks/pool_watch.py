@@ -15,7 +15,7 @@ from torch import Tensor
 from gnomon.attention.checks.faults import Fault, Faults, Rule, always
 from gnomon.attention.checks.memory import POISON_BYTE
 from gnomon.attention.layouts.base import PagedPool
-from gnomon.attention.layouts.rows import put_rows
+from gnomon.attention.layouts.rows import put_rows, take_rows
 
 WATCHED_BYTES = 1 << 26  # a pool up to this size is copied whole
 
@@ -28,18 +28,20 @@ class PoolWatch:
         self._slots = slots
         self._rows = (slots >= 0).nonzero()[:, 0]
         self._written = slots.index_select(0, self._rows).long()
-        self._watched = self._choose(is_thorough)
-        self._before = self._read(self._watched)
+        is_small = pool.storage.numel() <= WATCHED_BYTES
+        self._copy = pool.storage.clone() if is_thorough and is_small else None
+        if self._copy is None:
+            self._watched = self._nearby(is_thorough)
+            self._before = self._read(pool, self._watched)
         for plane in pool.planes:
             poison = plane.new_full((self._written.shape[0], plane.shape[2]), POISON_BYTE)
             put_rows(plane, self._written, poison)
 
     def faults(self) -> Faults:
         """Slots left unwritten and slots written by mistake."""
-        entries = self._read(self._written)
+        entries = self._read(self._pool, self._written)
         left = (entries == POISON_BYTE).all(1)
-        after = self._read(self._watched)
-        stray = self._watched[(after != self._before).any(1)]
+        stray = self._stray()
         if bool(left.any()):
             rows = self._rows[left]
             elsewhere = f"; slot {int(stray[0])} changed instead" if stray.numel() else ""
@@ -51,30 +53,50 @@ class PoolWatch:
         elif stray.numel():
             yield self._stray_fault(stray, entries)
 
+    def _stray(self) -> Tensor:
+        """Slots that changed and should not have."""
+        pool = self._pool
+        if self._copy is None:
+            after = self._read(pool, self._watched)
+            return self._watched[(after != self._before).any(1)]
+        pages = (_words(pool.storage) != _words(self._copy)).any(1).nonzero()[:, 0]
+        slots = self._slots_of(pages)
+        before = PagedPool(pool.layout, self._copy, pool.page_size)
+        changed = (self._read(pool, slots) != self._read(before, slots)).any(1)
+        slots = slots[changed]
+        return slots[~torch.isin(slots, self._written)]
+
     def _stray_fault(self, stray: Tensor, entries: Tensor) -> Fault:
         slot = int(stray[0])
-        same = (entries == self._read(stray[:1])).all(1).nonzero()[:, 0]
+        same = (entries == self._read(self._pool, stray[:1])).all(1).nonzero()[:, 0]
         rows = tuple(self._rows[same].tolist())
         page, offset = divmod(slot, self._pool.page_size)
         text = f"slot {slot} (page {page}, offset {offset}) changed; it is no row's to write"
         return Fault(Rule.STRAY, rows, always(text), False, True)
 
-    def _read(self, slots: Tensor) -> Tensor:
-        """Bytes of slots [n]: uint8 [n, bytes per token]; a copy."""
-        page, offset = slots // self._pool.page_size, slots % self._pool.page_size
-        return torch.cat([plane[page, offset] for plane in self._pool.planes], dim=1)
+    def _slots_of(self, pages: Tensor) -> Tensor:
+        inside = torch.arange(self._pool.page_size, device=pages.device)
+        return (pages[:, None] * self._pool.page_size + inside).flatten()
 
-    def _choose(self, is_thorough: bool) -> Tensor:
-        """int64 slots to watch: none of those to be written."""
+    def _nearby(self, is_thorough: bool) -> Tensor:
+        """int64 slots to watch where not all are: none of those to be written."""
         pool, written = self._pool, self._written
-        if not is_thorough:
-            beside = torch.cat((written - 1, written + 1, written.new_zeros(1)))
-        elif pool.storage.numel() <= WATCHED_BYTES:
-            beside = torch.arange(pool.num_slots, device=pool.device)
-        else:
+        beside = torch.cat((written - 1, written + 1, written.new_zeros(1)))
+        if is_thorough:
             page = written // pool.page_size
             page = torch.unique(torch.cat((page, page + 1, page - 1, page.new_zeros(1))))
-            inside = torch.arange(pool.page_size, device=pool.device)
-            beside = (page[:, None] * pool.page_size + inside).flatten()
+            beside = self._slots_of(page)
         beside = beside[(beside >= 0) & (beside < pool.num_slots)]
         return beside[~torch.isin(beside, written)]
+
+    @staticmethod
+    def _read(pool: PagedPool, slots: Tensor) -> Tensor:
+        """Bytes of slots [n]: uint8 [n, bytes per token]; a copy."""
+        parts = [take_rows(plane, slots) for plane in pool.planes]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+
+def _words(storage: Tensor) -> Tensor:
+    """Pages in units of 8 bytes where they come out even: an eighth of the numbers to compare."""
+    is_even = storage.shape[1] % 8 == 0 and storage.stride(0) % 8 == 0
+    return storage.view(torch.int64) if is_even and storage.storage_offset() % 8 == 0 else storage
