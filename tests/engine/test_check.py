@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -18,8 +19,11 @@ from gnomon.attention.ops.operators import Operators
 from gnomon.cache.pages import PagePool
 from gnomon.engine.config import EngineConfig
 from gnomon.engine.core import EngineCore
+from gnomon.engine.messages import EngineStats
 from gnomon.engine.step_checks import VARIABLE, check_level
 from gnomon.errors import ConfigError, NumericsError
+from gnomon.server.engine_port import EnginePort
+from gnomon.server.metrics import ServerMetrics
 from tests.engine.tiny_engine import VOCAB, prompt, request, run, tiny_core
 
 LENGTHS = (90, 33, 5, 64)
@@ -196,6 +200,14 @@ def test_the_page_pool_tells_of_pages_that_change_hands() -> None:
     assert told == []  # it may be found again
     pool.evict_all()
     assert {name for name, _ in told} == {"tokens", "wide"}
+
+
+def test_counters_are_on_the_metrics_page() -> None:
+    stats = EngineStats(checks=7, check_violations=2)
+    port = SimpleNamespace(stats=lambda: stats, is_healthy=True)
+    page = ServerMetrics(cast(EnginePort, port)).page().decode().splitlines()
+    assert "gnomon_checks_total 7.0" in page
+    assert "gnomon_check_violations_total 2.0" in page
 
 
 def test_counters_reach_the_stats_only_when_checks_run() -> None:
