@@ -13,6 +13,7 @@ import pytest
 from tools.mutation.__main__ import MISTAKES, is_enough
 from tools.mutation.generate import generate, places
 from tools.mutation.mutant import Mistake, MutantError, place
+from tools.mutation.report import merged, names_done
 from tools.mutation.selections import SELECTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -135,6 +136,27 @@ def test_all_by_hand_and_nine_of_ten_generated_are_enough() -> None:
     assert is_enough({"hand": counts(40, 40), "generated": counts(0, 0)})
     assert not is_enough({"hand": counts(40, 39), "generated": counts(60, 60)})
     assert not is_enough({"hand": counts(40, 40), "generated": counts(60, 53)})
+
+
+def row(name: str, verdict: str) -> dict[str, str | float]:
+    return {"name": name, "verdict": verdict, "cpu_s": 1.5}
+
+
+def test_a_second_run_takes_up_what_the_first_left() -> None:
+    head = {"command": "python -m tools.mutation", "commit": "abc"}
+    found = {"hand": [row("a", "caught"), row("b", "SURVIVED")],
+             "generated": [row("c", "equivalent"), row("d", "UNSETTLED")]}  # fmt: skip
+    first = merged(head, found, {"t": 1.234}, None)
+    assert first["hand"]["share_caught"] == 0.5
+    assert (first["generated"]["made"], first["generated"]["share_caught"]) == (2, 0.0)
+    assert names_done(first) == {"a", "c"}
+    again = {"hand": [row("b", "caught (loops)")], "generated": [row("d", "caught")]}
+    second = merged(head | {"commit": "def"}, again, {"u": 2.0}, first)
+    assert [one["name"] for one in second["hand_mutants"]] == ["a", "b"]
+    assert (second["hand"]["caught"], second["generated"]["caught"]) == (2, 1)
+    assert second["generated"]["share_caught"] == 1.0
+    assert (second["commit"], second["before"]) == ("def", [head])
+    assert second["selections_cpu_s"] == {"t": 1.23, "u": 2.0}
 
 
 RUN = """
