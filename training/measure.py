@@ -1,4 +1,4 @@
-"""Measuring a model in training: exact answers to held-out questions, under sound and spoilt choice.
+"""Measuring a model in training: exact answers to held-out questions, sound and spoilt choice.
 
 In:  parameters, a model, prompts of `data` (fresh dice, held-out keys, wordings, operands, names).
 Out: shares between 0 and 1. An answer counts if every one of its tokens is the best guess after the

@@ -86,8 +86,7 @@ def print_needle(result: NeedleResult, title: str) -> None:
     listed = listed_grid(result)
     if listed is not None:
         _print_map(console, "share of layers whose index list held the needle", listed, result)
-    table = _table("length", "n", "right", "95 % interval", "listed", "prompts"
-    )
+    table = _table("length", "n", "right", "95 % interval", "listed", "prompts")
     for length in result.lengths:
         cases = result.at(length)
         share = listed_share(cases)
