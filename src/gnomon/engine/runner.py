@@ -121,7 +121,9 @@ class Runner:
             request, position = batch.geometry.rows.host_rows()
             rows = batch.geometry.rows.host_live_rows()
             names = [batch.request_ids[request[row]] for row in rows]
-            tap.logits(names, position[rows].tolist(), self._logits(hidden[torch.from_numpy(rows)]))
+            every = self._logits(hidden)
+            every[batch.logit_rows] = sampled  # to the bit what the sampler saw
+            tap.logits(names, position[rows].tolist(), every[torch.from_numpy(rows)])
         else:
             names = [row.request.request_id for row in batch.samples]
             tap.logits(names, [row.position - 1 for row in batch.samples], sampled)
