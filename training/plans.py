@@ -48,7 +48,8 @@ class Plan:
 
 
 _SHORT = Diet(recall=0.62, sums=0.30, tools=0.0, prose=0.05, talk=0.03)
-_MIXED = (4096, 512, 2048, 256, 1024)
+_MIXED = (4096, 512, 2048, 256, 1024, 8192, 512, 4096, 1024, 2048)
+_LAST = Diet(recall=0.47, sums=0.26, tools=0.17)
 PLANS: dict[str, Plan] = {
     "tenth": Plan(
         "tenth",
@@ -74,7 +75,7 @@ PLANS: dict[str, Plan] = {
             Stage("dense 256", 2000, (256,), diet=_SHORT),
             Stage("dense 1k", 3500, (512, 256, 1024)),
             Stage("dense 4k", 3500, (1024, 4096, 512, 2048)),
-            Stage("sparse", 4900, _MIXED, is_sparse=True),
+            Stage("sparse", 4400, _MIXED, is_sparse=True, diet=_LAST),
         ),
     ),
 }
