@@ -144,3 +144,11 @@ def test_random_lists_are_valid_lists(llm: LLM) -> None:
     run_needle(EngineRespondent(llm, ask, Checked()), GRID, ask, unheard)
     llm.core.reset_prefix_cache()
     assert Checked.num_changed > 0
+
+
+def test_every_question_has_its_own_noise(llm: LLM) -> None:
+    ask = AskSettings(temperature=1.0, question_seed=3)
+    questions = [Question((user("Say something."),), 5)] * 34  # more than one group
+    texts = [answer.text for answer in EngineRespondent(llm, ask).ask(questions, unheard)]
+    assert len(set(texts)) > 30
+    assert texts == [answer.text for answer in EngineRespondent(llm, ask).ask(questions, unheard)]

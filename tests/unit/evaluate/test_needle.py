@@ -78,6 +78,13 @@ def test_facts_stand_where_they_should(
         assert num_chars - 260 < len(context.prompt(one)) <= num_chars
 
 
+def test_the_filler_mentions_no_key() -> None:
+    for seed in range(12):
+        context = draw_context(random.Random(seed), 20_000, (0.2, 0.5, 0.8), 8)
+        for key in facts_of(context.text + "\n\n?"):
+            assert context.text.count(key) == 1
+
+
 def _sentences(text: str, stated: dict[str, str]) -> list[str]:
     """The sentences of facts, as patterns that match their beginnings too."""
     patterns = []
