@@ -104,6 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run; see the module's docstring for the exit status."""
     chosen = options(arguments)
     preload()
+    report = about_this_run(REPOSITORY, chosen.commit)  # before others commit more
     with tempfile.TemporaryDirectory(prefix="gnomon-mutation-") as folder:
         try:
             tree = Tree(REPOSITORY, Path(folder) / "tree", chosen.commit)
@@ -114,7 +115,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except MutantError as error:
             print(error, file=sys.stderr)
             return 2
-    report = about_this_run(REPOSITORY, chosen.commit)
     before = json.loads(chosen.again.read_text("utf-8")) if chosen.again else None
     report = merged(report, found, usual, before)
     for kind in found:
