@@ -219,7 +219,7 @@ def to_slots(
         )
     quick = _slots_of_held(segment.ids, axis, table)
     if quick is not None:
-        return replace(segment, space=Space.SLOT, ids=quick)
+        return ListSegment(segment.part, Space.SLOT, quick, segment.count)
     slots = table.entry_slots(axis.request[:, None], segment.ids)
     if validate or (validate is None and slots.device.type == "cpu"):
         lost = (slots < 0) & (segment.ids >= 0)

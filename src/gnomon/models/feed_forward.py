@@ -142,9 +142,9 @@ class MixtureOfExperts:
             expert_ids = tap.experts(self.layer, expert_ids, margin)
         weights = routing.scores.gather(1, expert_ids.clamp(min=0))
         if self.rule.is_normalised:
-            weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+            weights.div_(weights.sum(-1, keepdim=True).add_(1e-20))
         rows = step.geometry.rows
         if rows.num_live < rows.num_rows:
             expert_ids = expert_ids.masked_fill(~rows.is_live()[:, None], -1)
-        routed = step.ops.moe(x, expert_ids, weights * self.rule.scale, self.gate_up, self.down)
+        routed = step.ops.moe(x, expert_ids, weights.mul_(self.rule.scale), self.gate_up, self.down)
         return routed if self.shared is None else routed + self.shared(x, step)

@@ -105,8 +105,8 @@ def test_lists_do_not_hang_on_the_budget(
 def test_ties_across_key_chunks_fall_to_the_lower_position() -> None:
     step = small_step([20], [60], budget=Budget(score_bytes=4000))
     assert len(step.plan.score_chunks) > 20
-    step.index_keys.typed().fill_(1.0)  # every key of every row scores the same
-    chosen = select(step)
+    step.index_keys.typed().fill_(1.0)  # every key of every row scores the same, to the bit
+    chosen = select(step, ops=FIXED)
     assert only_list(chosen).ids.tolist() == [list(range(8))] * 20
     assert chosen.margin is not None
     assert chosen.margin.tolist() == [0.0] * 20

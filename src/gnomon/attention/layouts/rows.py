@@ -23,19 +23,18 @@ def take_rows(table: Tensor, slots: Tensor) -> Tensor:
     A slot past the table is LayoutError on the CPU and a device assertion elsewhere.
     """
     flat_slots = slots.reshape(-1)
-    is_host = table.device.type == "cpu"
-    if is_host and table.is_contiguous():
+    if table.is_cpu and table.is_contiguous():
         # Most often every slot is there; torch looks at each of them anyway.
         with suppress(IndexError):
             rows = table.view(-1, table.shape[2]).index_select(0, flat_slots)
             return rows.view(*slots.shape, table.shape[2])
     # A look at the slots is cheap on the CPU; on an accelerator it would wait for the device.
-    has_none = flat_slots.numel() > 0 and (not is_host or int(flat_slots.min()) < 0)
+    has_none = flat_slots.numel() > 0 and (not table.is_cpu or int(flat_slots.min()) < 0)
     try:
         rows = _select(table, flat_slots.clamp_min(0) if has_none else flat_slots)
     except IndexError as error:
         raise _slot_error(table, slots) from error
-    if has_none and is_host:
+    if has_none and table.is_cpu:
         rows.index_fill_(0, (flat_slots < 0).nonzero().squeeze(-1), 0)
     elif has_none:
         rows.masked_fill_((flat_slots < 0).unsqueeze(-1), 0)
@@ -50,13 +49,13 @@ def put_rows(table: Tensor, slots: Tensor, rows: Tensor) -> None:
     if slots.numel() == 0:
         return
     slots = slots.to(torch.int64)
-    if table.device.type != "cpu":
+    if not table.is_cpu:
         slots, rows = redirect_none(table, slots, rows)
     elif table.is_contiguous():
         with suppress(IndexError):  # as in take_rows; what was written is written again below
             table.view(-1, table.shape[2]).index_copy_(0, slots, rows)
             return
-    if table.device.type == "cpu" and int(slots.min()) < 0:
+    if table.is_cpu and int(slots.min()) < 0:
         kept = (slots >= 0).nonzero().squeeze(-1)
         slots, rows = slots.index_select(0, kept), rows.index_select(0, kept)
     try:

@@ -9,6 +9,8 @@ Maths: oracle_math.md §1.2.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -41,24 +43,27 @@ def sparse_mla(
     scale: float,
 ) -> tuple[Tensor, Tensor]:
     """Row r attends the first count[r] of its slots [R, W] int64 (−1 behind)."""
-    query = widen(torch.cat((q_latent, q_rope), -1)) * scale
-    counts = count.tolist()
-    width_of = {n: list_width(n) for n in set(counts)}
-    widths = sorted(set(width_of.values()) - {0})
-    rank = q_latent.shape[-1]
-    num_empty = counts.count(0)
-    if len(widths) == 1 and num_empty * widths[0] * query.shape[-1] <= EMPTY_NUMBERS:
-        out, lse = _attend_lists(query, pool, slots, count, (rank, widths[0], num_empty > 0))
-        return out.to(q_latent.dtype), lse
+    query = widen(torch.cat((q_latent, q_rope), -1)).mul_(scale)
+    rank, counts = q_latent.shape[-1], count.tolist()
+    widths = {list_width(n): n for n in sorted(set(counts), reverse=True)}  # with its least count
+    num_empty = counts.count(0) if widths.pop(0, None) is not None else 0
+    if len(widths) == 1:
+        (width, least), *_ = widths.items()
+        if num_empty * width * query.shape[-1] <= EMPTY_NUMBERS:
+            lists = _Lists(slots, count, width, 0 if num_empty else least)
+            out, lse = _attend_lists(query, pool, lists, rank)
+            return out.to(q_latent.dtype), lse
     out = query.new_zeros(q_latent.shape)
     lse = query.new_full(q_latent.shape[:2], -torch.inf)
-    for width in widths:
+    for width, least in widths.items():
         rows = torch.tensor(
-            [r for r, n in enumerate(counts) if width_of[n] == width], device=slots.device
+            [r for r, n in enumerate(counts) if list_width(n) == width], device=slots.device
         )
-        picked = (t.index_select(0, rows) for t in (query, slots, count))
-        part_query, part_slots, part_count = picked
-        part = _attend_lists(part_query, pool, part_slots, part_count, (rank, width, False))
+        part_query, part_slots, part_count = (
+            t.index_select(0, rows) for t in (query, slots, count)
+        )
+        lists = _Lists(part_slots, part_count, width, least)
+        part = _attend_lists(part_query, pool, lists, rank)
         out.index_copy_(0, rows, part[0])
         lse.index_copy_(0, rows, part[1])
     return out.to(q_latent.dtype), lse
@@ -102,38 +107,47 @@ def lse_merge(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> tup
     return mixed.div_(share).to(out_a.dtype), lse
 
 
+class _Lists(NamedTuple):
+    """Lists of one padded width: slots [R, W], counts [R] of ``least`` .. ``width``."""
+
+    slots: Tensor
+    counts: Tensor
+    width: int
+    least: int
+
+
 def _attend_lists(
-    query: Tensor,
-    pool: PagedPool,
-    slots: Tensor,
-    count: Tensor,
-    kind: tuple[int, int, bool],
+    query: Tensor, pool: PagedPool, lists: _Lists, rank: int
 ) -> tuple[Tensor, Tensor]:
-    """Scaled query [R, H, D] over lists, in blocks of rows. ``kind``: (D_c, width, has_empty)."""
-    rank, width, has_empty = kind
+    """Scaled query [R, H, D] over lists, in blocks of rows."""
+    slots, width, hidden = lists.slots, lists.width, None
     if slots.shape[1] < width:
         slots = F.pad(slots, (0, width - slots.shape[1]), value=-1)
     elif slots.shape[1] > width:
         slots = slots[:, :width]
-    hidden = torch.arange(width, device=slots.device) >= count[:, None]
+    if lists.least < width:
+        hidden = torch.arange(width, device=slots.device) >= lists.counts[:, None]
+    kind = (rank, lists.least == 0)
     num_rows, _, dim = query.shape
     block = max(1, GATHER_NUMBERS // (width * dim))
     if num_rows <= block:
-        return _attend_block(query, pool, slots, hidden, (rank, has_empty))
+        return _attend_block(query, pool, slots, hidden, kind)
     blocks = (slice(i, i + block) for i in range(0, num_rows, block))
     parts = [
-        _attend_block(query[rows], pool, slots[rows], hidden[rows], (rank, has_empty))
-        for rows in blocks
+        _attend_block(query[r], pool, slots[r], None if hidden is None else hidden[r], kind)
+        for r in blocks
     ]
     return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
 
 
 def _attend_block(
-    query: Tensor, pool: PagedPool, slots: Tensor, hidden: Tensor, kind: tuple[int, bool]
+    query: Tensor, pool: PagedPool, slots: Tensor, hidden: Tensor | None, kind: tuple[int, bool]
 ) -> tuple[Tensor, Tensor]:
     rank, has_empty = kind
     entries = pool.layout.gather(pool, slots).to(query.dtype)
-    logits = torch.bmm(query, entries.mT).masked_fill_(hidden[:, None], -torch.inf)
+    logits = torch.bmm(query, entries.mT)
+    if hidden is not None:
+        logits.masked_fill_(hidden[:, None], -torch.inf)
     weights, lse = _softmax(logits, has_empty)
     return torch.bmm(weights, entries[..., :rank]), lse
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from gnomon.attention.layouts.base import Operation, PagedPool
 from gnomon.attention.providers.torch.norms import widen
 
-BLOCK_NUMBERS = 1 << 18  # per-head scores held at once (1 MiB fp32): what stays in a core's cache
+BLOCK_NUMBERS = 1 << 19  # per-head scores held at once: 2 MiB fp32, about a core's cache
 # A product of one row by a matrix rounds by the matrix' width, one of four rows does not (fp32).
 FIXED_ROWS = 4
 FEWEST_HEADS = 8  # below, the same
@@ -66,10 +66,11 @@ def _scores(q: Tensor, scaled: Tensor, keys: Tensor, count: Tensor, fewest: int 
     """
     num_rows, num_heads = q.shape[:2]
     num_keys = keys.shape[0]
-    block = max(1, BLOCK_NUMBERS // max(1, num_heads * num_keys))
+    most = max(1, BLOCK_NUMBERS // max(1, num_heads * num_keys))
     counts = count.tolist()
-    if num_rows <= block and min(counts, default=0) >= num_keys:
+    if num_rows <= most and min(counts, default=0) >= num_keys:
         return torch.bmm(scaled, _head_scores(q, keys))[:, 0]
+    block = min(most, -(-num_rows // 2) or 1)  # earlier rows see fewer keys, as a rule
     scores = q.new_empty(num_rows, num_keys)
     columns = torch.arange(num_keys, device=q.device)
     for start in range(0, num_rows, block):

@@ -24,9 +24,9 @@ def widen(x: Tensor) -> Tensor:
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Over the last dim: x * (mean(x²) + eps)^-1/2 * weight."""
     wide = widen(x)
-    squares: Tensor = torch.linalg.vecdot(wide, wide)
-    scale = squares.mul_(1.0 / x.shape[-1]).add_(eps).rsqrt_()
-    return (wide * scale[..., None]).mul_(weight).to(x.dtype)
+    scale = wide.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
+    scaled = (wide * scale).mul_(weight)
+    return scaled if wide is x else scaled.to(x.dtype)
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
