@@ -20,7 +20,7 @@ from gnomon.verify.trace import Staging, Trace
 
 COMPANIES = (2, 8, 32)  # a request and its 1, 7, 31 mates
 CHUNKS = (1, 7, 64)
-PADDINGS = (1, 48)  # the default is 16
+PADDINGS = (16, 48)  # the default is 1: none
 LAST_ARRIVAL = 40  # steps
 FEW_ROWS = 8  # that a chunk of scores holds in the law of pieces
 
@@ -102,6 +102,6 @@ def _pieces(context: Context) -> Tally:
 LAWS = (
     Law("company", "alone = batched with 1, 7 and 31 mates", _company),
     Law("chunks", "prompts in chunks of 1, 7 and 64 tokens = whole", _chunks),
-    Law("padding", "steps padded to 1 and 48 rows = to 16", _padding),
+    Law("padding", "steps padded to 16 and 48 rows = unpadded", _padding),
     Law("pieces", "scores and context cut into the smallest pieces = whole", _pieces),
 )
