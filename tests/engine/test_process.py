@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+import zmq
 
 from gnomon.engine.client import ProcessClient
 from gnomon.engine.config import EngineConfig
@@ -88,6 +89,14 @@ def test_start_reports_progress_and_its_folder_is_private(start):
     process.close()
     assert not folder.exists()
     assert not process.is_alive
+
+
+def test_a_ready_engine_takes_commands_at_once(start):
+    """The sockets connect in either order; ready means that both have (no EAGAIN on submit)."""
+    for _ in range(3):
+        process = start()
+        assert process.commands.poll(0, zmq.POLLOUT)
+        process.close()
 
 
 def test_a_failed_start_raises_what_the_engine_raised(start):

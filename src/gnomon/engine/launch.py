@@ -121,7 +121,16 @@ class EngineProcess:
             elif isinstance(event, wire.StartFailed):
                 raise wire.named_error(event.kind, event.message)
             elif isinstance(event, wire.EngineReady):
+                self._wait_for_commands()
                 return event.info
+
+    def _wait_for_commands(self) -> None:
+        """Until commands can be sent: the two sockets connect on their own, in either order."""
+        poller = zmq.Poller()
+        poller.register(self.commands, zmq.POLLOUT)
+        poller.register(self.death_fd, zmq.POLLIN)
+        if self.commands not in dict(poller.poll()):
+            raise EngineDeadError(self.obituary("while it was starting"))
 
     def obituary(self, when: str) -> str:
         """How the process ended, for people. It has ended, or is about to."""
