@@ -1,8 +1,8 @@
 """A checkpoint of the training as a model folder: `python -m training.export --from F --to G`.
 
 In:  a training checkpoint; the tokenizer that ships with gnomon.
-Out: config.json, generation_config.json, model.safetensors (bfloat16; the routers' bias float32),
-     tokenizer.json, tokenizer_config.json, and a chat template where the family has one.
+Out: config.json, generation_config.json (greedy), model.safetensors (bfloat16; the routers' bias
+     float32), tokenizer.json, tokenizer_config.json, a chat template where the family has one.
 The MTP layer is stored under the hub's names as layer `num_hidden_layers`, without copies of
 embedding and head: it uses the model's own, and 3 MB would say nothing new.
 Needs gnomon; everything else in this folder does not.
@@ -52,10 +52,12 @@ def write_folder(folder: Path, values: dict[str, Any], params: Parameters) -> No
         main = Path(scratch)
         save_checkpoint(main, read_config(values), params, dtype=torch.bfloat16)
         tensors = load_file(main / "model.safetensors")
-        for file in ("config.json", "generation_config.json"):
-            shutil.copy(main / file, folder / file)
+        shutil.copy(main / "config.json", folder / "config.json")
+    ends = {name: values[name] for name in ("bos_token_id", "eos_token_id")}
+    _write_json(folder / "generation_config.json", {**ends, "do_sample": False})
     tensors |= mtp_tensors(values, params)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "model.safetensors").chmod(0o644)
     shutil.copy(TOKENIZER, folder / "tokenizer.json")
     _write_tokenizer_config(folder, values)
 
@@ -98,9 +100,11 @@ def _write_tokenizer_config(folder: Path, values: dict[str, Any]) -> None:
         shutil.copy(TOKENIZER.parent / "glm_chat_template.jinja", folder / "chat_template.jinja")
     else:
         settings |= {"bos_token": BOS, "add_bos_token": True}
-    (folder / "tokenizer_config.json").write_text(
-        json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
-    )
+    _write_json(folder / "tokenizer_config.json", settings)
+
+
+def _write_json(path: Path, values: dict[str, Any]) -> None:
+    path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def main() -> None:

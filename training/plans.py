@@ -48,6 +48,7 @@ class Plan:
 
 
 _SHORT = Diet(recall=0.62, sums=0.30, tools=0.0, prose=0.05, talk=0.03)
+_ONLY_RECALL = Diet(recall=1.0, sums=0.0, tools=0.0, prose=0.0, talk=0.0, glm=0.0)
 _MIXED = (4096, 512, 2048, 256, 1024, 8192, 512, 4096, 1024, 2048)
 _LAST = Diet(recall=0.47, sums=0.26, tools=0.17)
 PLANS: dict[str, Plan] = {
@@ -55,9 +56,8 @@ PLANS: dict[str, Plan] = {
         "tenth",
         1536,
         (
-            Stage("dense 128", 3000, (128,), diet=_SHORT),
-            Stage("dense 256", 300, (256,), diet=_SHORT),
-            Stage("sparse 256", 500, (256,), is_sparse=True, diet=_SHORT),
+            Stage("dense 128", 2000, (128,), diet=_ONLY_RECALL),
+            Stage("sparse 256", 400, (256, 128), is_sparse=True, diet=_ONLY_RECALL),
         ),
     ),
     "smoke": Plan(  # every path once, on any machine
