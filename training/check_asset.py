@@ -1,0 +1,78 @@
+"""The model that ships: the card tells its files and its scores, and a broken choice of keys shows.
+
+Oracle: the card's own numbers for the files; for the scores a fresh small sample of held-out
+prompts (other dice than the card's), with margins for its size; transformers for the loading.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import gnomon
+from gnomon.models.sources import open_model
+from training.card import files_of, read_card
+from training.served import FAULTS, needle_share, open_served, sums_share, tool_shares
+from training.shapes import CONFIGS
+
+FOLDER = Path(gnomon.__file__).parent / "assets" / "tiny"
+
+
+def test_the_card_names_every_file_with_its_size_and_hash() -> None:
+    assert read_card(FOLDER)["files"] == files_of(FOLDER)
+
+
+def test_the_model_is_as_small_as_promised_and_has_its_mtp_layer() -> None:
+    assert (FOLDER / "model.safetensors").stat().st_size <= 12_000_000
+    loaded = open_model(FOLDER)
+    assert loaded.config.index_n_heads >= 16
+    assert loaded.config.index_topk == 64
+    assert loaded.config.max_position_embeddings >= 4096
+    assert loaded.config.num_nextn_predict_layers == 1
+    assert {extra.key.split(".")[2] for extra in loaded.extras} == {"6"}
+    assert loaded.config.kv_lora_rank == CONFIGS["tiny"]["kv_lora_rank"]
+
+
+def test_the_card_reaches_the_aims() -> None:
+    scores = {name: share for name, (share, _) in read_card(FOLDER)["scores"].items()}
+    assert all(scores[f"needle {length}"] >= 0.98 for length in (512, 1024, 2048, 4096))
+    assert scores["sums +"] >= 0.9
+    assert scores["sums -"] >= 0.9
+    assert scores["tools dsv32 well formed"] >= 0.95
+    assert scores["tools glm well formed"] >= 0.95
+    assert min(scores["mtp needle"], scores["mtp sums"], scores["mtp tools"]) >= 0.6
+    for length in (512, 1024, 2048, 4096):
+        assert abs(scores[f"needle {length}"] - scores[f"needle {length}, dense"]) <= 0.01
+
+
+def test_a_small_sample_scores_what_the_card_says() -> None:
+    scores = {name: share for name, (share, _) in read_card(FOLDER)["scores"].items()}
+    llm = open_served(FOLDER)
+    assert needle_share(llm, 512, 20, "test") >= scores["needle 512"] - 0.1
+    assert sums_share(llm, "+", 40) >= scores["sums +"] - 0.1
+    assert sums_share(llm, "-", 40) >= scores["sums -"] - 0.1
+    for family in ("dsv32", "glm"):
+        found = tool_shares(llm, family, 8)["well formed"]
+        assert found >= scores[f"tools {family} well formed"] - 0.15
+
+
+@pytest.mark.parametrize("fault", sorted(FAULTS))
+def test_a_wrong_selection_shows(fault: str) -> None:
+    most = {"random lists": 0.2, "flipped rotation": 0.6, "topk 1": 0.8}[fault]
+    assert needle_share(open_served(FOLDER, fault), 512, 10, "test") <= most
+
+
+def test_transformers_answers_with_it() -> None:
+    transformers = pytest.importorskip("transformers")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(FOLDER)
+    model = transformers.AutoModelForCausalLM.from_pretrained(FOLDER, dtype=torch.float32)
+    prompt = "<｜User｜>What is 47 + 385?<｜Assistant｜></think>"
+    ids = tokenizer(prompt, return_tensors="pt").input_ids
+    if ids[0, 0] != tokenizer.bos_token_id:
+        ids = torch.cat((torch.tensor([[tokenizer.bos_token_id]]), ids), dim=1)
+    found = model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=8, pad_token_id=2
+    )
+    assert tokenizer.decode(found[0, ids.shape[1] :], skip_special_tokens=True) == "432"
