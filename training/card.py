@@ -4,7 +4,7 @@ In:  the exported folder, the checkpoint it came from (for the MTP layer, which 
      yet), the text of `card.md` with places for numbers.
 Out: MODEL_CARD.md in the folder. Its last block is JSON: files, hash, scores with the number of
      prompts of each; a test reads it and measures a small sample anew.
-`--measure` takes an hour on one CPU core; without it the numbers of the card that is there stay.
+`--measure FILE` takes half an hour on a CPU core; without it the card's present numbers stay.
 """
 
 from __future__ import annotations
@@ -13,20 +13,24 @@ import argparse
 import hashlib
 import json
 import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
 from training import checkpoint
+from training.data.writing import Family
 from training.measure import exact
 from training.model import Model
 from training.parameters import initial_parameters
 from training.plans import PLANS
 from training.selection import Choice
-from training.served import FAULTS, needle_share, open_served, sums_share, tool_shares
+from training.served import FAULTS, needle_share, open_served, sums_share, tool_share
 from training.shapes import CONFIGS, Shape
 
+FAMILIES: tuple[Family, ...] = get_args(Family)
 LENGTHS = (512, 1024, 2048, 4096)
 BLOCK = re.compile(r"```json\n(.*?)\n```", re.DOTALL)
 
@@ -37,35 +41,44 @@ def read_card(folder: Path) -> dict[str, Any]:
     return json.loads(BLOCK.findall(text)[-1])
 
 
-def served_scores(folder: Path, count: int) -> dict[str, list[float]]:
-    """Name to [share, number of prompts], by gnomon's engine."""
-    found: dict[str, list[float]] = {}
+class Scores:
+    """Shares with their numbers of prompts, kept in a file, so that measuring can be taken up."""
 
-    def note(name: str, share: float, prompts: int) -> None:
-        found[name] = [round(share, 4), prompts]
-        print(name, *found[name], flush=True)
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        known = path.read_text(encoding="utf-8") if path.exists() else "{}"
+        self.values: dict[str, list[float]] = json.loads(known)
 
+    def note(self, name: str, prompts: int, measure: Callable[[], float]) -> None:
+        """Measure unless it is known."""
+        if name not in self.values:
+            self.values[name] = [round(measure(), 4), prompts]
+            self._path.write_text(json.dumps(self.values, indent=1), encoding="utf-8")
+            print(name, *self.values[name], flush=True)
+
+
+def served_scores(folder: Path, count: int, scores: Scores) -> None:
+    """By gnomon's engine."""
     llm = open_served(folder)
     for kind in ("+", "-", "story"):
-        note(f"sums {kind}", sums_share(llm, kind, 2 * count), 2 * count)
-    note("sums + thinking", sums_share(llm, "+", count, thinks=True), count)
-    for family in ("dsv32", "glm"):
-        for name, share in tool_shares(llm, family, count).items():
-            note(f"tools {family} {name}", share, count)
+        scores.note(f"sums {kind}", 2 * count, partial(sums_share, llm, kind, 2 * count))
+    scores.note("sums + thinking", count, partial(sums_share, llm, "+", count, thinks=True))
+    for family in FAMILIES:
+        for name in ("well formed", "as expected"):
+            take = partial(tool_share, llm, family, count, name)
+            scores.note(f"tools {family} {name}", count, take)
     for length in LENGTHS:
-        note(f"needle {length}", needle_share(llm, length, count), count)
-    del llm
+        scores.note(f"needle {length}", count, partial(needle_share, llm, length, count))
     for fault in FAULTS:
         llm = open_served(folder, fault)
-        note(f"needle 1024, {fault}", needle_share(llm, 1024, count // 4), count // 4)
-        del llm
+        few = count // 4
+        scores.note(f"needle 1024, {fault}", few, partial(needle_share, llm, 1024, few))
     llm = open_served(folder, dense=True)
     for length in LENGTHS:
-        note(f"needle {length}, dense", needle_share(llm, length, count), count)
-    return found
+        scores.note(f"needle {length}, dense", count, partial(needle_share, llm, length, count))
 
 
-def mtp_scores(source: Path, count: int) -> dict[str, list[float]]:
+def mtp_scores(source: Path, count: int, scores: Scores) -> None:
     """How often the MTP layer's first draft, teacher-forced, is what the model says next."""
     place = json.loads((source / "progress.json").read_text(encoding="utf-8"))
     shape = Shape.of(CONFIGS[PLANS[place["plan"]].shape])
@@ -73,10 +86,9 @@ def mtp_scores(source: Path, count: int) -> dict[str, list[float]]:
     checkpoint.load(source, params, None)
     model = Model(shape, "cpu", torch.float32)
     sizes = {"needle": (count, 4, 512), "sums": (4 * count, 32, 64), "tools": (count, 2, 1024)}
-    return {
-        f"mtp {kind}": [round(exact(model, params, kind, Choice.EXACT, size)[1], 4), size[0]]
-        for kind, size in sizes.items()
-    }
+    for kind, size in sizes.items():
+        take = partial(exact, model, params, kind, Choice.EXACT, size)
+        scores.note(f"mtp {kind}", size[0], lambda take=take: take()[1])
 
 
 def files_of(folder: Path) -> dict[str, dict[str, Any]]:
@@ -110,11 +122,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--from", dest="source", type=Path, required=True)
     parser.add_argument("--to", dest="folder", type=Path, required=True)
-    parser.add_argument("--measure", action="store_true")
+    parser.add_argument("--measure", type=Path, help="file for the scores, to take up if cut off")
     parser.add_argument("--count", type=int, default=200)
     args = parser.parse_args()
     if args.measure:
-        scores = served_scores(args.folder, args.count) | mtp_scores(args.source, 32)
+        found = Scores(args.measure)
+        served_scores(args.folder, args.count, found)
+        mtp_scores(args.source, 32, found)
+        scores = found.values
     else:
         scores = read_card(args.folder)["scores"]
     place = json.loads((args.source / "progress.json").read_text(encoding="utf-8"))

@@ -14,7 +14,7 @@ import torch
 import gnomon
 from gnomon.models.sources import open_model
 from training.card import files_of, read_card
-from training.served import FAULTS, needle_share, open_served, sums_share, tool_shares
+from training.served import FAULTS, needle_share, open_served, sums_share, tool_share
 from training.shapes import CONFIGS
 
 FOLDER = Path(gnomon.__file__).parent / "assets" / "tiny"
@@ -54,7 +54,7 @@ def test_a_small_sample_scores_what_the_card_says() -> None:
     assert sums_share(llm, "+", 40) >= scores["sums +"] - 0.1
     assert sums_share(llm, "-", 40) >= scores["sums -"] - 0.1
     for family in ("dsv32", "glm"):
-        found = tool_shares(llm, family, 8)["well formed"]
+        found = tool_share(llm, family, 8, "well formed")
         assert found >= scores[f"tools {family} well formed"] - 0.15
 
 

@@ -33,8 +33,8 @@ Batch = tuple[np.ndarray, np.ndarray]  # ids and weights [rows, length]
 
 
 def ask_needle(dice: random.Random, length: int) -> Episode:
-    """A prompt of about `length` tokens, with one fact or four."""
-    return needle(dice, length, "dsv32", dice.choice((1, 4)))[0]
+    """A prompt of about `length` tokens, with one fact or four (two if it is short)."""
+    return needle(dice, length, "dsv32", dice.choice((1, 4 if length > 128 else 2)))[0]
 
 
 def ask_sum(dice: random.Random, length: int) -> Episode:

@@ -132,8 +132,8 @@ def sums_share(llm: LLM, kind: str, count: int, thinks: bool = False) -> float:
     return share_right(llm, make, count, f"card sums {kind}")
 
 
-def tool_shares(llm: LLM, family: Family, count: int) -> dict[str, float]:
-    """Shares of calls that are well formed, and that are the expected ones to the letter."""
+def tool_share(llm: LLM, family: Family, count: int, what: str) -> float:
+    """Share of calls that are "well formed", or "as expected" to the letter."""
     dice = random.Random(f"card tools {family}")
     made = []
     for _ in range(count):
@@ -143,13 +143,15 @@ def tool_shares(llm: LLM, family: Family, count: int) -> dict[str, float]:
         talk.answer("", calls=calls)
         made.append((tools, *split(talk.episode)))
     found = answers(llm, [prompt for _, prompt, _ in made], 200)
-    formed = exact = 0
+    right = 0
     for (tools, _, want), got in zip(made, found, strict=True):
+        if what == "as expected":
+            right += got == want
+            continue
         text = tokenizer().decode(got, skip_special_tokens=False)
         end = tokenizer().decode(want[-1:], skip_special_tokens=False)
-        formed += text.endswith(end) and is_well_formed(text.removesuffix(end), family, tools)
-        exact += got == want
-    return {"well formed": formed / count, "as expected": exact / count}
+        right += text.endswith(end) and is_well_formed(text.removesuffix(end), family, tools)
+    return right / count
 
 
 def is_well_formed(text: str, family: Family, tools: Sequence[dict[str, Any]]) -> bool:

@@ -77,7 +77,7 @@ class Training:
         self.save()
 
     def save(self) -> None:
-        """Write the checkpoint."""
+        """Write the checkpoint; also after each measurement, for runs that are cut off."""
         minutes = self.minutes + (time.monotonic() - self.began) / 60
         place = {
             "plan": self.args.plan, "step": self.step, "of": self.plan.num_steps,
@@ -105,6 +105,7 @@ class Training:
                 figures = {name: round(v, 4) for name, v in zip(FIGURES, means, strict=True)}
                 if self.step % self.args.measure == 0:
                     figures |= self._measure(stage)
+                    self.save()
                 self._log({"stage": stage.name, "tokens_s": int(speed), **figures})
                 since, at_report = time.monotonic(), self.step
                 total.zero_()
