@@ -127,6 +127,8 @@ class KernelSet:
     """A provider made of plain functions: kernels by operator name, requirements as data.
 
     ``fixed``: kernels that take the place of their namesakes where the need is deterministic.
+    ``variants``: by operator, a function of the need that gives the kernel to take, say one for
+    the cache's layout, or None for the usual one. It is asked first.
     """
 
     name: str
@@ -135,6 +137,9 @@ class KernelSet:
     requirement: Requirement = field(default_factory=Requirement)
     special: Mapping[str, Requirement] = field(default_factory=dict)
     fixed: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    variants: Mapping[str, Callable[[OpNeed], Callable[..., Any] | None]] = field(
+        default_factory=dict
+    )
 
     def supports(self, op: str, need: OpNeed) -> Verdict:
         """Compare the need with the operator's own requirement, or with the provider's."""
@@ -151,7 +156,10 @@ class KernelSet:
         return None
 
     def kernel(self, op: str, need: OpNeed | None = None) -> Callable[..., Any]:
-        """The function behind ``op``; its variant with fixed bits if the need asks for them."""
+        """The function behind ``op``: its variant for the need, or with fixed bits, if any."""
+        variant = self.variants[op](need) if need is not None and op in self.variants else None
+        if variant is not None:
+            return variant
         if need is not None and need.is_deterministic and op in self.fixed:
             return self.fixed[op]
         return self.kernels[op]

@@ -127,3 +127,17 @@ def test_builtin_providers_own_no_scratch_and_need_no_schedule() -> None:
     for provider in builtin_providers():
         assert provider.scratch_bytes("moe", OpNeed()) == 0
         assert provider.supports("moe", OpNeed(dtype=torch.bfloat16)).is_ok
+
+
+def test_a_variant_is_asked_first_and_may_leave_the_choice_to_the_others() -> None:
+    def by_layout(need: OpNeed) -> object:
+        return "for fp8" if need.index_layout == "index_k_132" else None
+
+    provider = KernelSet(
+        "p", 1, {"topk": "usual"}, fixed={"topk": "fixed"}, variants={"topk": by_layout}
+    )
+    assert provider.kernel("topk") == provider.kernel("topk", OpNeed()) == "usual"
+    assert provider.kernel("topk", OpNeed(is_deterministic=True)) == "fixed"
+    for is_fixed in (False, True):
+        need = OpNeed(index_layout="index_k_132", is_deterministic=is_fixed)
+        assert provider.kernel("topk", need) == "for fp8"

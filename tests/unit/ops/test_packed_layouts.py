@@ -5,11 +5,14 @@ The specs draw plain pools; here the same arguments meet bytes that cannot be se
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from gnomon.attention.layouts import IndexKeyDims, LatentDims, choose_layout
@@ -85,15 +88,66 @@ def test_writes_give_the_same_bytes_but_for_ties_in_rounding(dtype: torch.dtype)
     k = torch.randn(9, 128, generator=generator).to(dtype)
     weight = torch.rand(512, generator=generator).to(dtype) + 0.5
     transform = IndexTransform(torch.ones(128), torch.zeros(128), 1e-6, has_hadamard=True)
-    read = []
+    read: list[list[Tensor]] = []
     for kernels in (FAST, TRUTH):
         latent_pool = latents(dtype).allocate(4, PAGE)
         key_pool = index_keys(dtype).allocate(4, PAGE)
         kernels["latent_write"](kv, weight, 1e-6, rows, latent_pool, slots)
-        kernels["index_prepare"](q, k, transform, (rows, rows), key_pool, slots)
+        query = kernels["index_prepare"](q, k, transform, (rows, rows), key_pool, slots)
+        assert query.dtype == dtype
         everything = torch.arange(4 * PAGE)
-        read.append([p.layout.gather(p, everything).float() for p in (latent_pool, key_pool)])
+        pools = (latent_pool, key_pool)
+        read.append([query.float(), *(p.layout.gather(p, everything).float() for p in pools)])
     for got, expected in zip(*read, strict=True):
-        assert int((got != 0).any(1).sum()) == 9
+        assert int((got != 0).flatten(1).any(1).sum()) == 9
         torch.testing.assert_close(got, expected, rtol=2.0**-3, atol=1e-2)
         assert float((got != expected).float().mean()) < 0.01
+
+
+@pytest.mark.parametrize("kernels", [FAST, TRUTH], ids=["torch", "reference"])
+def test_queries_are_codes_times_a_power_of_two(
+    kernels: Mapping[str, Callable[..., Any]],
+) -> None:
+    """Per row and head, at most 448 times a power of two; a plain pool leaves the query alone."""
+    generator = torch.Generator().manual_seed(5)
+    rows = rope_rows(list(range(7)), 64, False)
+    q = torch.randn(7, 4, 128, generator=generator) * torch.logspace(-6, 4, 7)[:, None, None]
+    k = torch.randn(7, 128, generator=generator)
+    transform, nowhere = IndexTransform(torch.ones(128), torch.zeros(128)), torch.full((7,), -1)
+    packed_pool = index_keys(torch.float32).allocate(2, PAGE)
+    plain_pool = choose_layout("fp32_128", IndexKeyDims(128), torch.float32).allocate(2, PAGE)
+    query = kernels["index_prepare"](q, k, transform, (rows, rows), packed_pool, nowhere)
+    whole = kernels["index_prepare"](q, k, transform, (rows, rows), plain_pool, nowhere)
+    allowed = {code for code in torch.arange(256, dtype=torch.uint8).tolist() if code % 128 != 127}
+    grid = torch.tensor(sorted(allowed), dtype=torch.uint8).view(torch.float8_e4m3fn).double()
+    for value, exact in zip(query.view(-1, 128), whole.view(-1, 128), strict=True):
+        least = max(float(exact.abs().max()), 1e-4) / 448
+        scale = 2.0 ** math.ceil(math.log2(least))
+        assert torch.isin(value.double() / scale, grid).all()
+        assert ((value - exact).abs() <= exact.abs() * 2.0**-4 + scale * 2.0**-10).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.floats(-6e4, 6e4, width=32, allow_subnormal=False).map(lambda x: x * 1e-3),
+        min_size=8,
+        max_size=8,
+    ),
+    st.sampled_from([torch.float32, torch.bfloat16]),
+)
+def test_rounding_queries_again_changes_nothing(numbers: list[float], dtype: torch.dtype) -> None:
+    layout = choose_layout("index_k_12", IndexKeyDims(8), dtype)
+    assert layout.rounds_queries
+    once = layout.round_queries(torch.tensor([numbers], dtype=dtype))
+    assert once.dtype == dtype
+    assert torch.equal(layout.round_queries(once), once)
+
+
+def test_queries_that_are_not_finite_become_nan_alone() -> None:
+    layout = index_keys(torch.float32)
+    query = torch.full((2, 3, 128), 0.5)
+    query[0, 1, 7], query[1, 2, 0] = torch.nan, torch.inf
+    found = layout.round_queries(query)
+    assert found.isnan().nonzero().tolist() == [[0, 1, 7], [1, 2, 0]]
+    assert (found[~found.isnan()] == 0.5).all()

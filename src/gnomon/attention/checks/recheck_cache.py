@@ -48,6 +48,8 @@ def recheck_index_prepare(
     length = part.norm(dim=-1, keepdim=True)
     found = results["query"][rows]
     error = sum_error(q.dtype) * length + rounding(found.dtype) * query.abs()
+    if pool.layout.rounds_queries:
+        error = error + 4 * pool.layout.round_trip_bound(query)
     yield from value_fault("query", rows, found, query, error)
     for fault in _written(keys, pool, slots[keys], (scratch, places)):
         yield replace(fault, is_of_writes=True)

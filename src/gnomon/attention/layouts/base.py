@@ -96,6 +96,20 @@ class KVLayout(ABC):
         """
 
     @property
+    def rounds_queries(self) -> bool:
+        """Whether index queries scored against this part are rounded as its entries are."""
+        return False
+
+    def round_queries(self, queries: Tensor) -> Tensor:
+        """Index queries [..., D] as they are scored: through the format if `rounds_queries`.
+
+        Rounding a second time changes nothing: the values are codes times a power of two.
+        """
+        if not self.rounds_queries:
+            return queries
+        return self.dequantise(self.quantise(queries)).to(queries.dtype)
+
+    @property
     def versioned_id(self) -> str:
         """The id that hashes and stored pages carry: equal iff the bytes mean the same."""
         return f"{self.id}.v{self.version}"

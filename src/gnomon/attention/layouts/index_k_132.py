@@ -9,7 +9,9 @@ Group: the whole key shares one scale, a power of two (float8.py, index keys).
 Ids: "index_k_{D + 4}", so "index_k_132" for D = 128 and "index_k_36" for D = 32; D % 4 == 0, so
      that the scales of a page are aligned. Version 1.
 NaN and infinities: NaN (float8.py); a score made of it is NaN and raises its row's flag.
-Not here: scoring, quantising the query (float8.py serves it), pooling of keys.
+Queries: an index query is rounded as a key is, head by head, before it is scored
+     (docs/decisions/0005): scores in FP8 and scores of the dequantised values are then one thing.
+Not here: scoring, pooling of keys.
 """
 
 from __future__ import annotations
@@ -77,6 +79,10 @@ class Fp8IndexKeyLayout(KVLayout):
     @property
     def operations(self) -> frozenset[Operation]:
         return HOST_OPERATIONS
+
+    @property
+    def rounds_queries(self) -> bool:
+        return True
 
     def computing_in(self, dtype: torch.dtype) -> Self:
         return replace(self, read_dtype=dtype)

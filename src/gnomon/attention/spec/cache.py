@@ -133,7 +133,11 @@ INDEX_PREPARE = OpSpec(
         _POOL,
         _SLOTS,
     ),
-    constraints=("Di is a power of two if Hadamard", "slot −1 writes nothing"),
+    constraints=(
+        "Di is a power of two if Hadamard",
+        "slot −1 writes nothing",
+        "queries are rounded as keys are where the pool's layout says so (rounds_queries)",
+    ),
     reference=reference.index_prepare,
     cases=_prepare_cases,
     observe=_observe_prepare,

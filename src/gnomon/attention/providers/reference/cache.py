@@ -38,14 +38,17 @@ def index_prepare(
     pool: PagedPool,
     slots: Tensor,
 ) -> Tensor:
-    """Rope (and Hadamard) both; LayerNorm the keys k [N, Di] first and write them to the pool."""
+    """Rope (and Hadamard) both; LayerNorm the keys k [N, Di] first and write them to the pool.
+
+    Queries come back as the pool's layout has them scored (KVLayout.round_queries).
+    """
     query = rope(q.double(), rows[0])
     key = layer_norm(k.double(), transform.norm_weight, transform.norm_bias, transform.norm_eps)
     key = rope(key, rows[1])
     if transform.has_hadamard:
         query, key = hadamard(query), hadamard(key)
     _write_one_by_one(pool, slots, key.to(k.dtype))
-    return query.to(q.dtype)
+    return pool.layout.round_queries(query.to(q.dtype))
 
 
 def context_gather(pool: PagedPool, pages: Tensor, start: int, length: int) -> Tensor:

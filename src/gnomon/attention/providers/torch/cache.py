@@ -42,7 +42,10 @@ def index_prepare(
     pool: PagedPool,
     slots: Tensor,
 ) -> Tensor:
-    """Norm the keys k [N, Di], rotate (and Hadamard) both, write the keys, return the queries."""
+    """Norm the keys k [N, Di], rotate (and Hadamard) both, write the keys, return the queries.
+
+    Queries come back as the pool's layout has them scored (KVLayout.round_queries).
+    """
     wide_k = layer_norm(widen(k), transform.norm_weight, transform.norm_bias, transform.norm_eps)
     if rows[0] is rows[1] and q.shape[0] <= FEW_ROWS:
         # Same rows, same rotation: the key goes along as one more head. Saves calls, costs a copy.
@@ -52,7 +55,7 @@ def index_prepare(
         query = _turn(widen(q), rows[0], transform)
         key = _turn(wide_k[:, None], rows[1], transform)[:, 0]
     pool.layout.write(pool, slots, key.to(k.dtype))
-    return query.to(q.dtype)
+    return pool.layout.round_queries(query.to(q.dtype))
 
 
 def context_gather(pool: PagedPool, pages: Tensor, start: int, length: int) -> Tensor:
