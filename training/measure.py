@@ -22,7 +22,7 @@ from training import checkpoint
 from training.data.arithmetic import problem
 from training.data.recall import needle
 from training.data.tools import task
-from training.data.writing import Episode, chat
+from training.data.writing import Episode, Family, chat
 from training.model import Model
 from training.parameters import Parameters, initial_parameters
 from training.plans import PLANS
@@ -32,22 +32,22 @@ from training.shapes import CONFIGS, PAD_ID, Shape
 Batch = tuple[np.ndarray, np.ndarray]  # ids and weights [rows, length]
 
 
-def ask_needle(dice: random.Random, length: int) -> Episode:
+def ask_needle(dice: random.Random, length: int, family: Family) -> Episode:
     """A prompt of about `length` tokens, with one fact or four (two if it is short)."""
-    return needle(dice, length, "dsv32", dice.choice((1, 4 if length > 128 else 2)))[0]
+    return needle(dice, length, family, dice.choice((1, 4 if length > 128 else 2)))[0]
 
 
-def ask_sum(dice: random.Random, length: int) -> Episode:
+def ask_sum(dice: random.Random, length: int, family: Family) -> Episode:
     """One problem with held-out operands."""
     asked, answer, _ = problem(dice, held_out=True)
-    talk = chat("dsv32")
+    talk = chat(family)
     talk.user([(asked, 0.0)])
     talk.answer(answer)
     return talk.episode
 
 
-def ask_tool(dice: random.Random, length: int) -> Episode:
-    """A request for functions of held-out names."""
+def ask_tool(dice: random.Random, length: int, family: Family) -> Episode:
+    """A request for functions of held-out names, in either format."""
     tools, said, calls = task(dice, held_out=True)
     talk = chat("dsv32" if dice.random() < 0.5 else "glm", tools=tools)
     talk.user([(said, 0.0)])
@@ -59,7 +59,9 @@ MAKERS = {"needle": ask_needle, "sums": ask_sum, "tools": ask_tool}
 
 
 @lru_cache(maxsize=32)
-def prompts(kind: str, count: int, rows: int, length: int) -> tuple[Batch, ...]:
+def prompts(
+    kind: str, count: int, rows: int, length: int, family: Family = "dsv32"
+) -> tuple[Batch, ...]:
     """Episodes padded to one length; always the same ones."""
     dice = random.Random(f"measure {kind} {length}")
     found: list[Batch] = []
@@ -67,7 +69,7 @@ def prompts(kind: str, count: int, rows: int, length: int) -> tuple[Batch, ...]:
         ids = np.full((rows, length), PAD_ID, np.int64)
         weights = np.zeros((rows, length), np.float32)
         for place in range(min(rows, count - start)):
-            made, weight = MAKERS[kind](dice, length).tokens()
+            made, weight = MAKERS[kind](dice, length, family).tokens()
             ids[place, : len(made)] = made[:length]
             weights[place, : len(made)] = weight[:length]
         found.append((ids, weights))
@@ -76,15 +78,16 @@ def prompts(kind: str, count: int, rows: int, length: int) -> tuple[Batch, ...]:
 
 @torch.no_grad()
 def exact(
-    model: Model, params: Parameters, kind: str, choice: Choice | None, size: tuple[int, int, int]
-) -> tuple[float, float]:
+    model: Model, params: Parameters, kind: str, choice: Choice | None,
+    size: tuple[int, int, int], family: Family = "dsv32",
+) -> tuple[float, float]:  # fmt: skip
     """Share of right answers, and how often the MTP layer's first guess agrees with the model.
 
     `size`: number of prompts, prompts a batch, tokens a prompt. Agreement is counted over the
     tokens of answers.
     """
     right = total = agreed = drafted = 0
-    for ids_, weights_ in prompts(kind, *size):
+    for ids_, weights_ in prompts(kind, *size, family):
         ids = torch.from_numpy(ids_).to(model.device)
         asked = torch.from_numpy(weights_).to(model.device) >= 1.0
         run = model.start(ids, choice)
@@ -109,7 +112,7 @@ def exact(
 
 def report(
     model: Model, params: Parameters, lengths: tuple[int, ...], count: int, choice: Choice | None,
-    with_faults: bool = False,
+    family: Family = "dsv32", with_faults: bool = False,
 ) -> dict[str, float]:  # fmt: skip
     """All measurements, named."""
     found: dict[str, float] = {}
@@ -117,17 +120,20 @@ def report(
     for length in lengths:
         rows = max(1, min(count, 32768 // length))
         size = (count, rows, length)
-        found[f"needle {length}"], draft = exact(model, params, "needle", choice, size)
+        found[f"needle {length}"], draft = exact(model, params, "needle", choice, size, family)
         drafts.append(draft)
         for fault in (Choice.RANDOM, Choice.FLIPPED, Choice.ONE) if with_faults else ():
-            found[f"needle {length} {fault}"], _ = exact(model, params, "needle", fault, size)
+            found[f"needle {length} {fault}"], _ = exact(
+                model, params, "needle", fault, size, family
+            )
         if with_faults:
-            found[f"needle {length} dense"], _ = exact(model, params, "needle", None, size)
+            found[f"needle {length} dense"], _ = exact(model, params, "needle", None, size, family)
     found["mtp needle"] = float(np.mean(drafts))
-    found["sums"], found["mtp sums"] = exact(model, params, "sums", choice, (4 * count, 256, 64))
+    size = (4 * count, 256, 64)
+    found["sums"], found["mtp sums"] = exact(model, params, "sums", choice, size, family)
     if max(lengths) >= 1024:
         size = (count, 32, 1024)
-        found["tools"], found["mtp tools"] = exact(model, params, "tools", choice, size)
+        found["tools"], found["mtp tools"] = exact(model, params, "tools", choice, size, family)
     return {name: round(value, 4) for name, value in found.items()}
 
 
@@ -139,12 +145,13 @@ def main() -> None:
     args = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     place = json.loads((args.source / "progress.json").read_text(encoding="utf-8"))
-    shape = Shape.of(CONFIGS[PLANS[place["plan"]].shape])
+    plan = PLANS[place["plan"]]
+    shape = Shape.of(CONFIGS[plan.shape])
     params = initial_parameters(shape, 0, device)
     checkpoint.load(args.source, params, None)
     model = Model(shape, device, torch.bfloat16 if device == "cuda" else torch.float32)
     lengths = (512, 1024, 2048, 4096)
-    found = report(model, params, lengths, args.count, Choice.EXACT, with_faults=True)
+    found = report(model, params, lengths, args.count, Choice.EXACT, plan.family, with_faults=True)
     print(json.dumps(found, indent=1))
 
 

@@ -77,14 +77,18 @@ class Training:
         self.save()
 
     def save(self) -> None:
-        """Write the checkpoint; also after each measurement, for runs that are cut off."""
+        """Write the checkpoint; also after each measurement, for runs that are cut off.
+
+        A finished plan needs the optimiser's state no more.
+        """
         minutes = self.minutes + (time.monotonic() - self.began) / 60
         place = {
             "plan": self.args.plan, "step": self.step, "of": self.plan.num_steps,
             "optimiser_steps": self.optimiser.num_steps, "minutes": round(minutes, 2),
             "seed": self.args.seed,
         }  # fmt: skip
-        checkpoint.save(self.out, self.params, self.optimiser.state, place)
+        state = self.optimiser.state if self.step < self.plan.num_steps else {}
+        checkpoint.save(self.out, self.params, state, place)
         made = torch.compiler.save_cache_artifacts() if self.args.compile else None
         if made is not None:
             (self.out / "compiled.bin").write_bytes(made[0])
@@ -95,15 +99,16 @@ class Training:
         since, at_report = time.monotonic(), self.step
         total = torch.zeros(len(FIGURES), device=self.device)
         feed = batches(wish, done, self.args.workers, self.device)
-        for ids, weight in feed:
-            total += self.one_step(stage, ids, weight)
+        for place, (ids, weight) in enumerate(feed, start=done):
+            total += self.one_step(stage.is_sparse_at(place), ids, weight)
             self.step += 1
-            if self.step % self.args.report == 0 or self.is_over_time:
+            is_last = self.step == self.plan.num_steps
+            if self.step % self.args.report == 0 or is_last or self.is_over_time:
                 steps = self.step - at_report
                 means = (total / steps).tolist()
                 speed = steps * ids.numel() / (time.monotonic() - since)
                 figures = {name: round(v, 4) for name, v in zip(FIGURES, means, strict=True)}
-                if self.step % self.args.measure == 0:
+                if self.step % self.args.measure == 0 or is_last:
                     figures |= self._measure(stage)
                     self.save()
                 self._log({"stage": stage.name, "tokens_s": int(speed), **figures})
@@ -113,12 +118,12 @@ class Training:
                 break
         feed.close()
 
-    def one_step(self, stage: Stage, ids: Tensor, weight: Tensor) -> Tensor:
+    def one_step(self, is_sparse: bool, ids: Tensor, weight: Tensor) -> Tensor:
         """Forward, backward, update; the step's FIGURES [5]."""
         self.optimiser.begin(self.plan.factor(self.step))
         if self.graphs is not None:
-            return self.graphs.run(stage.is_sparse, ids, weight)
-        return self.pure_step(stage.is_sparse, ids, weight)
+            return self.graphs.run(is_sparse, ids, weight)
+        return self.pure_step(is_sparse, ids, weight)
 
     def pure_step(self, is_sparse: bool, ids: Tensor, weight: Tensor) -> Tensor:
         """The part of a step that only touches the device."""
@@ -137,7 +142,8 @@ class Training:
         choice = Choice.EXACT if stage.is_sparse else None
         longest = max(stage.lengths)
         lengths = tuple(n for n in (256, 512, 1024, 2048, 4096) if n <= longest) or (longest,)
-        return report(self.plain, self.params, lengths, self.args.count, choice)
+        family = self.plan.family
+        return report(self.plain, self.params, lengths, self.args.count, choice, family)
 
     def _log(self, figures: dict[str, Any]) -> None:
         minutes = self.minutes + (time.monotonic() - self.began) / 60

@@ -107,15 +107,24 @@ def story_sentence(dice: random.Random) -> str:
     return _fill(dice, dice.choice(_STORIES))
 
 
-def _fill(dice: random.Random, template: str) -> str:
+def sentence_about(dice: random.Random, words: tuple[str, ...]) -> str:
+    """A story's sentence or a line of a log with the first or the last of `words` in it."""
+    kind = dice.choice(("thing", "thing", "quality"))
+    word = words[-1] if kind == "thing" else words[0]
+    pool = [text for text in (*_STORIES, *_LOGS) if f"{{{kind}}}" in text]
+    return _fill(dice, dice.choice(pool), {kind: word})
+
+
+def _fill(dice: random.Random, template: str, given: dict[str, str] | None = None) -> str:
     name, name2 = dice.sample(NAMES, 2)
-    return template.format(
+    values: dict[str, str | int] = dict(
         name=name, name2=name2, city=dice.choice(CITIES), thing=dice.choice(THINGS),
         thing2=dice.choice(THINGS), colour=dice.choice(COLOURS), quality=dice.choice(QUALITIES),
         quality2=dice.choice(QUALITIES), day=dice.choice(WEEKDAYS), small=dice.randint(2, 30),
         small2=dice.randint(2, 30), hour=dice.randint(1, 12), minute=dice.randint(10, 59),
         big=dice.randint(100, 99999), pseudo=pseudo_word(dice),
     )  # fmt: skip
+    return template.format(**values | (given or {}))
 
 
 def sentence(dice: random.Random, kind: str) -> str:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from training.data.english import sentence
+from training.data.english import sentence, sentence_about
 from training.data.wording import (
     HELD_OUT_NOUNS,
     HELD_OUT_QUESTIONS,
@@ -30,6 +30,7 @@ INTRODUCTIONS = (
     "The following list may help.\n\n", "Memorise these facts.\n",
 )  # fmt: skip
 TEXT = 0.05  # weight of filler and wording
+NEARNESS = (0.0, 0.0, 0.05, 0.3)  # of episodes; see FactText
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +74,24 @@ def question(dice: random.Random, fact: Fact, held_out: bool = False) -> str:
     return template.format(noun=asked, key=fact.key)
 
 
-class _Stack:
-    """Writes facts and filler, with one separator and few wordings an episode."""
+class FactText:
+    """Writes facts and filler, with one separator and few wordings an episode.
 
-    def __init__(self, dice: random.Random, density: float, pending: list[Fact]) -> None:
+    `nearness`: share of the filler that has one word of a key in it, but not the key: text about a
+    lamp beside the number for the red lamp. 0: no filler has, as far as that can be had.
+    """
+
+    def __init__(
+        self, dice: random.Random, density: float, pending: list[Fact], nearness: float = 0.0
+    ) -> None:
         self._dice, self._density, self._pending = dice, density, pending
-        self._taken = {word for fact in pending for word in parts(fact.key)}
+        self._nearness = nearness
+        self._longer: list[tuple[str, ...]] = []  # keys of more than one word
+        self._keys_of: dict[str, list[frozenset[str]]] = {}
+        for words in (parts(fact.key) for fact in pending):
+            self._longer += [words] if len(words) > 1 else []
+            for word in words:
+                self._keys_of.setdefault(word, []).append(frozenset(words))
         count = dice.choice((1, 1, 2, 3, 6))
         self._templates = [statement_template(dice) for _ in range(count)]
         self._fresh = dice.choice((0.0, 0.0, 0.3, 1.0))  # share of wordings used once
@@ -90,7 +103,7 @@ class _Stack:
     def pieces(self, budget: float) -> tuple[list[Piece], list[Fact]]:
         """About `budget` tokens; the facts that they state, taken from the pending ones.
 
-        Filler has no word of a key in it if that can be had, so that a question has one answer.
+        Filler never has a whole key in it if that can be had, so that a question has one answer.
         """
         out: list[Piece] = []
         pending = self._pending
@@ -114,8 +127,13 @@ class _Stack:
 
     def _filler_sentence(self) -> str:
         for _ in range(8):
-            text = sentence(self._dice, self._filler)
-            if self._taken.isdisjoint(parts(text)):
+            if self._longer and self._nearness and self._dice.random() < self._nearness:
+                text = sentence_about(self._dice, self._dice.choice(self._longer))
+            else:
+                text = sentence(self._dice, self._filler)
+            words = set(parts(text))
+            near = [key for word in words for key in self._keys_of.get(word, ())]
+            if not (any(key <= words for key in near) if self._nearness else near):
                 break
         return text
 
@@ -132,7 +150,8 @@ def recall(dice: random.Random, length: int, family: Family) -> Episode:
     talk = chat(family, dice.choice(("", "", "You are a helpful assistant.")))
     dense = dice.random() < 0.75
     pending = facts(dice, max(3, length // 14) if dense else dice.randint(1, 8))
-    stack = _Stack(dice, dice.uniform(0.4, 1.0) if dense else dice.uniform(0.02, 0.2), pending)
+    density = dice.uniform(0.4, 1.0) if dense else dice.uniform(0.02, 0.2)
+    stack = FactText(dice, density, pending, dice.choice(NEARNESS))
     opening: list[Piece] = [(dice.choice(INTRODUCTIONS), TEXT)]
     budget = length * (dice.uniform(0.45, 0.85) if style == "big" else dice.uniform(0.1, 0.4))
     more, known = stack.pieces(budget)
@@ -156,7 +175,8 @@ def _raw(dice: random.Random, length: int) -> Episode:
     """A text that states its facts more than once: the second time they can be known."""
     episode = Episode()
     episode.mark(BOS)
-    stack = _Stack(dice, dice.uniform(0.3, 1.0), facts(dice, max(3, length // 30)))
+    density = dice.uniform(0.3, 1.0)
+    stack = FactText(dice, density, facts(dice, max(3, length // 30)), dice.choice(NEARNESS))
     known: list[Fact] = []
     templates = [statement_template(dice) for _ in range(3)]
     while episode.num_characters < length * 3.2:
@@ -181,7 +201,7 @@ def needle(
     """A text of about `length` tokens with facts at random depths, one question, its answer."""
     while True:
         stated = facts(dice, num_facts, held_out=True)
-        stack = _Stack(dice, 0.0, stated)
+        stack = FactText(dice, 0.0, stated)
         talk = chat(family)
         filler, _ = stack.pieces(length * dice.uniform(0.9, 1.02) - 14 * num_facts - 30)
         sentences = [filler[i : i + 2] for i in range(0, len(filler), 2)]

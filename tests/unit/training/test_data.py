@@ -18,10 +18,10 @@ from gnomon.text.encodings.dsv32 import Dsv32Encoding
 from gnomon.text.encodings.glm import GlmEncoding
 from training.data.arithmetic import columns, operands, problem
 from training.data.mixture import Diet, Wish, batch, batches
-from training.data.recall import needle, recall
+from training.data.recall import Fact, FactText, needle, recall
 from training.data.tools import task
 from training.data.words import is_held_out, keys
-from training.data.writing import Family, chat, tokenizer
+from training.data.writing import Family, Piece, chat, tokenizer
 
 CONVERSATION = "What is the number for blue lamp?"
 
@@ -157,6 +157,26 @@ def test_every_recalled_number_was_stated_before_it_is_asked() -> None:
         for answer in turns:
             assert answer in text[: text.index(f"</think>{answer}<｜end")]
         assert (weights >= 1).any()
+
+
+def test_filler_names_parts_of_keys_but_no_key() -> None:
+    dice = random.Random(6)
+    stated = [Fact(f"red {thing}", "code", "4711") for thing in ("lamp", "box", "bridge")]
+    for nearness, most in ((0.0, 0), (0.5, 10**9)):
+        pieces, known = recall_text(dice, list(stated), nearness)
+        assert not known
+        told = [set(re.findall(r"[a-z]+", text.lower())) for text, _ in pieces]
+        near = [words for words in told if words & {"red", "lamp", "box", "bridge"}]
+        assert len(near) <= most
+        assert (len(near) > len(told) / 8) == (nearness > 0)
+        for words in near:
+            assert not any({"red", thing} <= words for thing in ("lamp", "box", "bridge"))
+
+
+def recall_text(
+    dice: random.Random, stated: list[Fact], nearness: float
+) -> tuple[list[Piece], list[Fact]]:
+    return FactText(dice, 0.0, stated, nearness).pieces(2000)
 
 
 def test_a_batch_is_the_same_whoever_makes_it_and_whenever() -> None:
