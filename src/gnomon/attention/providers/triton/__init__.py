@@ -1,0 +1,19 @@
+"""The triton provider: portable GPU kernels, which also run under Triton's interpreter on a CPU.
+
+In:  the operators' arguments in fp32, bf16 or fp16, on CUDA (on a CPU where TRITON_INTERPRET=1).
+Out: results in the query's dtype. Every kernel can be captured: none reads a value back to the host
+     and no shape hangs on one.
+Importing this package imports triton; `providers.builtin_providers` does so only where it can run.
+"""
+
+from __future__ import annotations
+
+from gnomon.attention.dispatch import KernelSet, Requirement
+from gnomon.attention.providers.triton.language import DEVICES, DTYPES
+
+PROVIDER = KernelSet(
+    name="triton",
+    rank=20,
+    kernels={},
+    requirement=Requirement(devices=DEVICES, dtypes=DTYPES, can_capture=True, fixed_dtypes=DTYPES),
+)

@@ -1,0 +1,113 @@
+"""What every Triton kernel here is written with: dots, roundings and e4m3 that mean the same on a
+GPU and under the interpreter.
+
+In:  blocks inside kernels; on the host, widths and devices.
+Out: `dot` (IEEE, never TF32), `round_to` (nearest, ties to even), `encode_e4m3`, `decode_e4m3`,
+     `power_of_two_scale` (the arithmetic of layouts/float8.py, to the bit).
+Interpreter (TRITON_INTERPRET=1 before triton is first imported): arithmetic on bf16 blocks acts on
+     their bits, a cast to bf16 truncates and one to fp8 loses carries. So kernels cast to fp32
+     right after each load, and cast down through `round_to` only.
+e4m3: NATIVE (a constexpr of the kernel, `has_native_fp8` on the host) uses the conversions of
+     sm_89 and newer; else, and under the interpreter, codes are made and read by integer bits.
+Not here: kernels (rows, cache, index, attention, moe), which bytes a layout has (layout_rows.py).
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+IS_INTERPRETED = bool(triton.knobs.runtime.interpret)
+INTERPRETED = tl.constexpr(IS_INTERPRETED)
+DEVICES = frozenset({"cuda", "cpu"}) if IS_INTERPRETED else frozenset({"cuda"})
+DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
+
+E4M3_MAX = tl.constexpr(448.0)
+
+
+def padded(width: int, least: int = 1) -> int:
+    """The power of two that a block of ``width`` columns is padded to; ``least`` 16 for a dot."""
+    return max(least, 1 << (width - 1).bit_length() if width > 1 else 1)
+
+
+def has_native_fp8(device: torch.device) -> bool:
+    """Whether kernels on ``device`` may use e4m3 conversions: sm_89 and newer."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
+
+
+@triton.jit
+def dot(a, b):
+    """Product of a [M, K] and b [K, N] in fp32; fp32 blocks are multiplied in fp32, not in TF32."""
+    if INTERPRETED:
+        a = a.to(tl.float32)
+        b = b.to(tl.float32)
+    return tl.dot(a, b, input_precision="ieee")
+
+
+@triton.jit
+def dot_into(a, b, acc):
+    """``acc`` [M, N] fp32 plus a · b."""
+    if INTERPRETED:
+        a = a.to(tl.float32)
+        b = b.to(tl.float32)
+    return tl.dot(a, b, acc, input_precision="ieee")
+
+
+@triton.jit
+def round_to(x, dtype: tl.constexpr):
+    """fp32 block ``x`` in ``dtype``, to nearest, ties to even; NaN stays NaN."""
+    if INTERPRETED and dtype == tl.bfloat16:
+        bits = x.to(tl.uint32, bitcast=True)
+        rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+        rounded = tl.where(x == x, rounded, 0x7FC0)
+        return rounded.to(tl.uint16).to(tl.bfloat16, bitcast=True)
+    else:
+        return x.to(dtype)
+
+
+@triton.jit
+def is_finite(x):
+    """Whether fp32 numbers are neither NaN nor infinite."""
+    return (x.to(tl.uint32, bitcast=True) & 0x7FFFFFFF) < 0x7F800000
+
+
+@triton.jit
+def power_of_two_scale(x):
+    """Least power of two >= each x (fp32, normal, positive), from its bits."""
+    bits = x.to(tl.int32, bitcast=True)
+    exponent = (bits >> 23) + ((bits & 0x7FFFFF) != 0).to(tl.int32)
+    return (exponent << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def encode_e4m3(x, NATIVE: tl.constexpr):
+    """e4m3 codes (uint8) of fp32 ``x``, scaled already: clamped to ±448; 0x7f if not finite."""
+    clamped = tl.minimum(tl.maximum(tl.where(is_finite(x), x, 0.0), -448.0), 448.0)
+    if NATIVE and not INTERPRETED:
+        codes = clamped.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
+    else:
+        size = tl.abs(clamped)
+        bits = size.to(tl.uint32, bitcast=True)
+        # At least 2^-6: cut three mantissa bits out, to even, and move the bias from 127 to 7.
+        normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - 960
+        # Below: multiples of 2^-9, which is the last place of numbers near 2^14.
+        small = (size + 16384.0).to(tl.uint32, bitcast=True) - 0x46800000
+        magnitude = tl.where(size < 0.015625, small, normal)
+        sign = (clamped.to(tl.uint32, bitcast=True) >> 24) & 0x80
+        codes = (magnitude | sign).to(tl.uint8)
+    return tl.where(is_finite(x), codes, 0x7F).to(tl.uint8)
+
+
+@triton.jit
+def decode_e4m3(codes, NATIVE: tl.constexpr):
+    """fp32 values of e4m3 codes (uint8), unscaled; NaN for 0x7f and 0xff."""
+    if NATIVE and not INTERPRETED:
+        return codes.to(tl.float8e4nv, bitcast=True).to(tl.float32)
+    else:
+        wide = codes.to(tl.uint32)
+        magnitude = wide & 0x7F
+        # The same exponent and mantissa in fp32's places; 2^120 moves the bias from 7 to 127.
+        value = ((magnitude << 20) | ((wide & 0x80) << 24)).to(tl.float32, bitcast=True)
+        value = value * 1.329227995784916e36
+        return tl.where(magnitude == 0x7F, float("nan"), value)
