@@ -25,6 +25,7 @@ from gnomon.attention.axes import HostLengths, RequestAxis, RowAxis, RowSpan
 from gnomon.attention.geometry_check import check_geometry
 from gnomon.attention.ownership import KeyOwnership
 from gnomon.attention.row_tensor import RowSubset, RowTensor, rehome, require_axis
+from gnomon.attention.upload import upload
 from gnomon.errors import GeometryError
 
 __all__ = [
@@ -224,10 +225,15 @@ def build_geometry(
         if q
     )
 
-    def put(array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array).to(device, non_blocking=True)
-
-    rows = RowAxis(put(request), put(position), put(position + 1), num_rows, spans, label)
+    arrays = [query, kv, request, position, position + 1]
+    for group, pages in page_tables.items():
+        if not isinstance(pages, PageTable):
+            padded = pad_pages(group, pages, len(query))
+            sizes = (page_size, tokens_per_entry)
+            arrays += [padded, host_write_slots(group, sizes, padded, request, position)]
+    placed = iter(upload(arrays, device))
+    requests = RequestAxis(next(placed), next(placed), host)
+    rows = RowAxis(next(placed), next(placed), next(placed), num_rows, spans, label)
     tables: dict[str, PageTable] = {}
     writes: dict[str, WriteSlots] = {}
     for group, pages in page_tables.items():
@@ -235,14 +241,13 @@ def build_geometry(
             tables[group] = pages
             slots = pages.write_slots(rows.request, rows.position)
         else:
-            padded = _pad_pages(group, pages, len(query))
-            tables[group] = PageTable(group, put(padded), page_size, tokens_per_entry)
-            slots = put(_host_slots(tables[group], padded, request, position))
+            tables[group] = PageTable(group, next(placed), page_size, tokens_per_entry)
+            slots = next(placed)
         writes[group] = WriteSlots(rows, slots)
-    return Geometry(RequestAxis(put(query), put(kv), host), rows, tables, writes)
+    return Geometry(requests, rows, tables, writes)
 
 
-def _pad_pages(group: str, pages: HostPages, num_requests: int) -> np.ndarray:
+def pad_pages(group: str, pages: HostPages, num_requests: int) -> np.ndarray:
     """int32 [B, N] with N the longest list, 0 beyond a request's pages."""
     if len(pages) != num_requests:
         raise GeometryError(
@@ -267,11 +272,17 @@ def _concatenate(pages: Sequence[Sequence[int] | np.ndarray], total: int) -> np.
     return np.fromiter(chain.from_iterable(rows), dtype=np.int32, count=total)
 
 
-def _host_slots(
-    table: PageTable, pages: np.ndarray, request: np.ndarray, position: np.ndarray
+def host_write_slots(
+    group: str,
+    sizes: tuple[int, int],
+    pages: np.ndarray,
+    request: np.ndarray,
+    position: np.ndarray,
 ) -> np.ndarray:
-    """int64 write slots of each row; raises where a written page is missing or null."""
-    ratio, size = table.tokens_per_entry, table.page_size
+    """int64 write slots of each row by a host page table [B, N]; ``sizes``: entries a page, tokens
+    an entry. Raises GeometryError where a written page is missing or null.
+    """
+    size, ratio = sizes
     entry = position // ratio
     column = entry // size
     is_written = (position + 1) % ratio == 0 if ratio > 1 else np.ones(len(position), dtype=bool)
@@ -281,7 +292,7 @@ def _host_slots(
     if bad.any():
         row = int(np.flatnonzero(bad)[0])
         raise GeometryError(
-            f"page table '{table.group}': request {request[row]} writes position {position[row]}, "
+            f"page table '{group}': request {request[row]} writes position {position[row]}, "
             f"but its page {column[row]} is missing or null (page {page[row]}); "
             "allocate its pages before the step is built"
         )

@@ -82,6 +82,9 @@ def _rows_of(chunk: ScoreChunk, axis: RowAxis) -> slice | Tensor | None:
     if isinstance(chunk, PagedScoreChunk):
         if len(chunk.rows) == axis.num_rows:
             return None
-        return torch.tensor(chunk.rows, dtype=torch.int64, device=axis.device)
+        if chunk.rows[-1] - chunk.rows[0] + 1 == len(chunk.rows):  # ascending, without a gap
+            return slice(chunk.rows[0], chunk.rows[-1] + 1)
+        rows = torch.tensor(chunk.rows, dtype=torch.int64)
+        return rows.to(axis.device, non_blocking=True)
     is_whole = chunk.num_rows == axis.num_rows
     return None if is_whole else slice(chunk.row_start, chunk.row_stop)

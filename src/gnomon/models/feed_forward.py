@@ -74,7 +74,7 @@ def route(x: Tensor, weight: Tensor, bias: Tensor, rule: RouterRule, want_margin
     scores = F.linear(x.to(compute), weight.to(compute)).sigmoid()
     choice = scores + bias
     num_rows, num_experts = choice.shape
-    margin = torch.full((num_rows,), torch.inf, dtype=choice.dtype) if want_margin else None
+    margin = choice.new_full((num_rows,), torch.inf) if want_margin else None
     if rule.top_groups < rule.num_groups:
         grouped = choice.view(num_rows, rule.num_groups, num_experts // rule.num_groups)
         group_score = grouped.topk(2, dim=-1).values.sum(-1)
@@ -144,7 +144,7 @@ class MixtureOfExperts:
         if self.rule.is_normalised:
             weights.div_(weights.sum(-1, keepdim=True).add_(1e-20))
         rows = step.geometry.rows
-        if rows.num_live < rows.num_rows:
+        if rows.num_live < rows.num_rows or not rows.is_exact:
             expert_ids = expert_ids.masked_fill(~rows.is_live()[:, None], -1)
         routed = step.ops.moe(x, expert_ids, weights.mul_(self.rule.scale), self.gate_up, self.down)
         return routed if self.shared is None else routed + self.shared(x, step)
