@@ -4,7 +4,8 @@ In:  what the step needs (device, dtype, dims, layouts), the providers at hand, 
      that the user forces.
 Out: one Choice per operator, bound into Operators; rows for the table of `gnomon explain`.
 `choose` is a pure function: same arguments, same answer; it imports and measures nothing.
-Not here: the kernels (providers/), the axis checks (ops/operators.py).
+Not here: the kernels (providers/), needs and requirements (requirement.py), the axis checks
+(ops/operators.py).
 """
 
 from __future__ import annotations
@@ -13,12 +14,25 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import torch
-
 from gnomon.attention.geometry import RowAxis
 from gnomon.attention.ops.operators import Operators
-from gnomon.attention.routes import AttentionDims
+from gnomon.attention.requirement import OpNeed, Requirement, Sizes, Verdict
 from gnomon.errors import ConfigError, UnsupportedError
+
+__all__ = [
+    "OPERATORS",
+    "Choice",
+    "KernelSet",
+    "OpNeed",
+    "Provider",
+    "Ranking",
+    "Requirement",
+    "Sizes",
+    "Verdict",
+    "bind_operators",
+    "choose",
+    "explain_rows",
+]
 
 OPERATORS = (
     "rms_norm",
@@ -35,67 +49,6 @@ OPERATORS = (
     "lse_merge",
     "moe",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class OpNeed:
-    """What a run asks of every operator. Layout ids are those of the pools ("bf16_576").
-
-    ``is_deterministic``: a row's bits hang on its own data alone, whatever rows run beside it.
-    """
-
-    device: str = "cpu"
-    dtype: torch.dtype = torch.float32
-    dims: AttentionDims | None = None
-    latent_layout: str | None = None
-    index_layout: str | None = None
-    is_graph: bool = False
-    is_deterministic: bool = False
-
-    def layout_of(self, op: str) -> str | None:
-        """The layout whose bytes this operator touches, if it touches any."""
-        if op in ("latent_write", "sparse_mla", "context_gather"):
-            return self.latent_layout
-        if op in ("index_prepare", "index_scores_paged"):
-            return self.index_layout
-        return None
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """Whether a provider can do an operator under a need, and why not."""
-
-    is_ok: bool
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Requirement:
-    """What a kernel asks of its surroundings, as data. None means: anything.
-
-    ``fixed_dtypes``: where it can keep a row's bits apart from the other rows (is_deterministic).
-    """
-
-    devices: frozenset[str] | None = None
-    dtypes: frozenset[torch.dtype] | None = None
-    layouts: frozenset[str] | None = None
-    can_capture: bool = False
-    fixed_dtypes: frozenset[torch.dtype] = frozenset()
-
-    def check(self, op: str, need: OpNeed) -> Verdict:
-        """Compare with a need; the reason names the first thing that does not fit."""
-        layout = need.layout_of(op)
-        if self.devices is not None and need.device not in self.devices:
-            return Verdict(False, f"runs on {_names(self.devices)}, not on {need.device}")
-        if self.dtypes is not None and need.dtype not in self.dtypes:
-            return Verdict(False, f"computes in {_names(self.dtypes)}, not in {need.dtype}")
-        if self.layouts is not None and layout is not None and layout not in self.layouts:
-            return Verdict(False, f"reads layouts {_names(self.layouts)}, not {layout}")
-        if need.is_graph and not self.can_capture:
-            return Verdict(False, "cannot run inside a captured graph")
-        if need.is_deterministic and need.dtype not in self.fixed_dtypes:
-            return Verdict(False, f"has row bits that hang on the batch in {need.dtype}")
-        return Verdict(True, "meets every requirement")
 
 
 class Provider(Protocol):
@@ -144,7 +97,7 @@ class KernelSet:
     def supports(self, op: str, need: OpNeed) -> Verdict:
         """Compare the need with the operator's own requirement, or with the provider's."""
         if op not in self.kernels:
-            return Verdict(False, f"has no kernel for {op}")
+            return Verdict(False, f"has no kernel for {op}", has_kernel=False)
         return self.special.get(op, self.requirement).check(op, need)
 
     def scratch_bytes(self, op: str, need: OpNeed) -> int:
@@ -175,17 +128,28 @@ class Choice:
     rejected: tuple[tuple[str, str], ...] = ()
 
 
+Ranking = Callable[[str, OpNeed], tuple[Sequence[str], str]]
+"""(operator, need) -> names from the fastest on, and where that was measured; () if it was not."""
+
+
 def choose(
-    op: str, need: OpNeed, available: Sequence[Provider], forced: str | None = None
+    op: str,
+    need: OpNeed,
+    available: Sequence[Provider],
+    forced: str | None = None,
+    ranking: Ranking | None = None,
 ) -> Choice:
     """The preferred provider that supports ``op``, or the forced one.
 
+    Those that ``ranking`` names come first, in its order; the others follow by their rank.
     Raises ConfigError for a name that does not exist, UnsupportedError if the forced provider, or
     every provider, refuses; both say what would work instead.
     """
     if op not in OPERATORS:
         raise ConfigError(f"no operator is called {op!r}; there are: {', '.join(OPERATORS)}")
-    ranked = sorted(available, key=lambda provider: (provider.rank, provider.name))
+    measured, source = ((), "") if ranking is None else ranking(op, need)
+    place = {name: index for index, name in enumerate(measured)}
+    ranked = sorted(available, key=lambda p: (place.get(p.name, len(place)), p.rank, p.name))
     verdicts = [(provider, provider.supports(op, need)) for provider in ranked]
     able = [provider for provider, verdict in verdicts if verdict.is_ok]
     refusals = tuple((p.name, v.reason) for p, v in verdicts if not v.is_ok)
@@ -195,13 +159,15 @@ def choose(
         reasons = "; ".join(f"{name}: {reason}" for name, reason in refusals) or "none is installed"
         raise UnsupportedError(f"no provider can run {op} for {need}: {reasons}")
     slower = tuple((provider.name, f"ranked after {able[0].name}") for provider in able[1:])
-    return Choice(op, able[0], "first in rank of those that can", refusals + slower)
+    reason = source if able[0].name in place else "first in rank of those that can"
+    return Choice(op, able[0], reason, refusals + slower)
 
 
 def bind_operators(
     need: OpNeed,
     available: Sequence[Provider],
     forced: str | Mapping[str, str] | None = None,
+    ranking: Ranking | None = None,
 ) -> tuple[Operators, tuple[Choice, ...]]:
     """Choose every operator and bind the kernels. ``forced``: one name for all, or per operator."""
     by_op = {op: forced for op in OPERATORS} if isinstance(forced, str) else dict(forced or {})
@@ -210,8 +176,9 @@ def bind_operators(
         raise ConfigError(
             f"no operator is called {unknown[0]!r}; there are: {', '.join(OPERATORS)}"
         )
-    choices = tuple(choose(op, need, available, by_op.get(op)) for op in OPERATORS)
-    return Operators({c.op: c.provider.kernel(c.op, need) for c in choices}), choices
+    choices = tuple(choose(op, need, available, by_op.get(op), ranking) for op in OPERATORS)
+    kernels = {c.op: c.provider.kernel(c.op, need) for c in choices}
+    return Operators(kernels, {c.op: c.provider.name for c in choices}), choices
 
 
 def explain_rows(choices: Sequence[Choice]) -> list[tuple[str, str, str, str]]:
@@ -246,7 +213,3 @@ def _forced(
         )
     others = tuple((p.name, f"{forced} was forced") for p, _ in verdicts if p.name != forced)
     return Choice(op, provider, "forced", others)
-
-
-def _names(values: frozenset[str] | frozenset[torch.dtype]) -> str:
-    return ", ".join(sorted(str(value) for value in values))

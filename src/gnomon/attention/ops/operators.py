@@ -32,8 +32,12 @@ Kernel = Callable[..., Any]
 class Operators:
     """One kernel per operator, chosen before the first step (dispatch.bind_operators)."""
 
-    def __init__(self, kernels: Mapping[str, Kernel]) -> None:
+    def __init__(
+        self, kernels: Mapping[str, Kernel], providers: Mapping[str, str] | None = None
+    ) -> None:
+        """``providers``: operator to the name of whom its kernel is from, where that is known."""
         self.kernels: Mapping[str, Kernel] = dict(kernels)
+        self.providers: Mapping[str, str] = dict(providers or {})
         self._rms_norm: Callable[[Tensor, Tensor, float], Tensor] = kernels["rms_norm"]
         self._layer_norm: Callable[[Tensor, Tensor, Tensor, float], Tensor] = kernels["layer_norm"]
         self._rope: Callable[[Tensor, RopeRows], Tensor] = kernels["rope"]
