@@ -62,7 +62,7 @@ def test_greedy_tokens(context: Context) -> None:
 
 
 def test_bfloat16(context: Context) -> None:
-    assert run(context, "transformers_bfloat16").cases == context.settings.engine_prompts
+    assert run(context, "transformers_bfloat16").cases == context.sizes.engine_prompts
 
 
 def test_greedy_generation_of_transformers(context: Context) -> None:

@@ -28,6 +28,7 @@ EXAMPLES = """\b
 Examples:
   gnomon verify                                    the small built-in model, all laws
   gnomon verify random:glm_moe_dsa --prompts 300 --json glm.json
+  gnomon verify --minutes 5                        ever other prompts for five minutes
   gnomon verify /models/GLM-5 --laws routes,chunks,prefixes
   gnomon verify --list                             the laws, in one sentence each
 """
@@ -63,8 +64,8 @@ def verify(
     settings = _with_model(settings, model_argument)
     if json_file is not None and not json_file.absolute().parent.is_dir():
         raise ConfigError(f"--json is {str(json_file)!r}: there is no folder of that name.")
-    with LawDisplay() as display:
-        report = run_laws(settings, display.report)
+    with LawDisplay(settings.minutes) as display:
+        report = run_laws(settings, display.report, display.begin_round)
     _print(report)
     if json_file is not None:
         text = json.dumps(report.as_json(), indent=2, ensure_ascii=False)
@@ -96,6 +97,8 @@ def _print(report: Report) -> None:
             result.sentence, str(result.cases), _worst(result), _ties(result), str(result.verdict)
         )
     console.print(table, markup=False)
+    for condition in report.conditions:
+        console.print(condition, highlight=False, markup=False)
     for result in report.results:
         _print_remarks(console, result)
     verdict = report.as_json()["verdict"]
@@ -103,9 +106,15 @@ def _print(report: Report) -> None:
 
 
 def _print_remarks(console: Console, result: LawResult) -> None:
-    """What the table has no room for: conditions, failures."""
-    if result.detail:
-        console.print(f"{result.law}: {result.detail}", highlight=False, markup=False)
+    """What the table has no room for: rounds, conditions, failures."""
+    from gnomon.verify.result import Verdict
+
+    rounds = f"{result.rounds} rounds" if result.rounds > 1 else ""
+    absent = result.verdict is Verdict.NOT_APPLICABLE
+    detail = f"not applicable: {result.detail}" if absent else result.detail
+    if rounds or detail:
+        text = "; ".join(part for part in (rounds, detail) if part)
+        console.print(f"{result.law}: {text}", highlight=False, markup=False)
     for failure in result.failures:
         console.print(f"{result.law} FAILED: {failure}", highlight=False, markup=False)
     hidden = result.num_failures - len(result.failures)

@@ -4,7 +4,9 @@ In:  VerifySettings.
 Out: `Context`. `engine(...)` makes an engine of any configuration over weights that are loaded once
      per (fields of config.json, dtype). `reference(prompts)` runs each prompt alone, whole, without
      prefix cache, once: the run that the laws of the engine compare with.
-Everything is float32 unless a law says otherwise.
+Everything is float32 unless a law says otherwise. With a cache layout that rounds, the values that
+a run writes are kept and replayed (cached_values.py).
+A verification may run in rounds: each has other prompts, for the seed grows by one (rounds.py).
 `handicap` changes the engines and not the oracle: with it gnomon's own tests break one feature at a
 time and see that a law fails.
 Not here: the laws, transformers (oracle.py).
@@ -14,23 +16,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
 
 from gnomon.attention.plan import Budget
-from gnomon.engine.assembly import Survey, put_together, survey
+from gnomon.engine.assembly import Parts, Survey, put_together, survey
 from gnomon.engine.config import EngineConfig
 from gnomon.engine.core import EngineCore
-from gnomon.engine.messages import EngineRequest
+from gnomon.engine.messages import EngineRequest, OutputDelta
 from gnomon.engine.sampling_params import SamplingParams
 from gnomon.models.config import ModelConfig
 from gnomon.models.sources import LoadedModel, ModelSource, open_model, parse_model_spec
 from gnomon.models.sparse_mla_model import SparseMlaModel
+from gnomon.verify.budget import TimeBudget
 from gnomon.verify.prompts import Prompt, PromptRule, draw_prompts
-from gnomon.verify.settings import VerifySettings
+from gnomon.verify.result import OutOfTimeError, Tally
+from gnomon.verify.settings import Sizes, VerifySettings
 from gnomon.verify.trace import Staging, Trace, drive
+from gnomon.verify.widths import widths_for
 
 T = TypeVar("T")
 Progress = Callable[[str, int, int], None]  # (law, done, total)
@@ -55,6 +60,19 @@ class Arm:
     budget: Budget | None = None
 
 
+class TimedCore(EngineCore):
+    """An engine that asks before each step whether there is time for it."""
+
+    def __init__(self, parts: Parts, check_time: Callable[[], None]) -> None:
+        super().__init__(parts)
+        self._check_time = check_time
+
+    def step(self) -> list[OutputDelta]:
+        """Bring the requests forward by one step."""
+        self._check_time()
+        return super().step()
+
+
 class Context:
     """Owner of loaded models and reference runs. Laws run one after another."""
 
@@ -63,9 +81,16 @@ class Context:
         settings: VerifySettings,
         progress: Progress | None = None,
         handicap: Handicap | None = None,
+        budget: TimeBudget | None = None,
     ) -> None:
         self.settings = settings
-        self.source: ModelSource = parse_model_spec(settings.model, overrides=settings.hf_overrides)
+        self.widths = widths_for(settings.model, settings.hf_overrides, settings.kv_layout)
+        self.overrides = {**self.widths, **settings.hf_overrides}
+        self.source: ModelSource = parse_model_spec(settings.model, overrides=self.overrides)
+        self.budget = budget
+        self.counted = Tally()
+        self.sizes: Sizes = settings.sizes
+        self._seed = settings.seed
         self._progress = progress or (lambda law, done, total: None)
         self._handicap = handicap or Handicap()
         self._law = ""
@@ -81,8 +106,8 @@ class Context:
     @property
     def longest(self) -> int:
         """The longest prompt, in tokens: what was asked for, or what the model holds."""
-        room = self.config.max_position_embeddings - self.settings.max_tokens
-        return max(1, min(self.settings.max_length, room))
+        room = self.config.max_position_embeddings - self.sizes.max_tokens
+        return max(1, min(self.sizes.max_length, room))
 
     @property
     def rule(self) -> PromptRule:
@@ -90,13 +115,34 @@ class Context:
         topk, page = self.config.index_topk, self.settings.block_size
         return PromptRule(self.config.vocab_size, topk, page, self.longest)
 
+    def begin_round(self, number: int) -> None:
+        """Round 0 has the prompts of the seed that was given, round n those of the n-th after it.
+
+        What the laws of a round share is forgotten with it.
+        """
+        self.settings = replace(self.settings, seed=self._seed + number)
+        self._references.clear()
+        self._kept.clear()
+
     def begin(self, law: str) -> None:
         """A law begins; `step` reports under its name."""
         self._law = law
+        self.counted = Tally()
+
+    def tally(self, unit: str = "logit") -> Tally:
+        """An empty tally for the law that runs; `counted` stays what it has counted so far."""
+        self.counted = Tally(unit)
+        return self.counted
 
     def step(self, done: int, total: int) -> None:
-        """Tell how far the law is."""
+        """Tell how far the law is. Raises OutOfTimeError if there is a budget and it is spent."""
         self._progress(self._law, done, total)
+        self.check_time()
+
+    def check_time(self) -> None:
+        """Raise OutOfTimeError if there is a budget and it is spent."""
+        if self.budget is not None and self.budget.is_over:
+            raise OutOfTimeError
 
     def once(self, key: str, compute: Callable[[], T]) -> T:
         """The value of `compute`, computed by the first law that asks for it."""
@@ -107,15 +153,15 @@ class Context:
 
     def engine_prompts(self) -> list[Prompt]:
         """The prompts of the laws of the engine."""
-        count, seed = self.settings.engine_prompts, self.settings.seed
+        count, seed = self.sizes.engine_prompts, self.settings.seed
         return self.once("engine", lambda: draw_prompts(self.rule, count, seed, "engine"))
 
     def survey(self, arm: Arm | None = None) -> Survey:
         """What an engine would consist of."""
         settings, given = self.settings, dict((arm or Arm()).flags)
-        overrides = {**settings.hf_overrides, **given.pop("hf_overrides", {})}
+        overrides = {**self.overrides, **given.pop("hf_overrides", {})}
         overrides |= self._handicap.overrides
-        length = self.longest + settings.max_tokens
+        length = self.longest + self.sizes.max_tokens
         pages = 2 + (MATES + 1) * -(-length // settings.block_size)
         flags: dict[str, Any] = {
             "model": settings.model,
@@ -124,6 +170,7 @@ class Context:
             "num_kv_pages": pages,
             "max_model_len": min(length + 1, self.config.max_position_embeddings),
             "attention_provider": settings.attention_provider,
+            "kv_layout": settings.kv_layout,
             "enable_prefix_caching": False,
         }
         return survey(EngineConfig.of(**{**flags, **given, "hf_overrides": overrides}))
@@ -132,14 +179,15 @@ class Context:
         """A fresh engine with an empty cache."""
         arm = arm or Arm()
         found = self.survey(arm)
-        return EngineCore(put_together(found, self._loaded(found), arm.rows, arm.budget))
+        parts = put_together(found, self._loaded(found), arm.rows, arm.budget)
+        return TimedCore(parts, self.check_time)
 
     def request(self, name: str, prompt: Prompt, **fields: Any) -> EngineRequest:
-        """A greedy request for `settings.max_tokens` tokens; sampling fields by their names."""
+        """A greedy request for `sizes.max_tokens` tokens; sampling fields by their names."""
         own = {"choice", "fork_of", "priority", "cache_salt", "arrival_s"}
         params: dict[str, Any] = {
             "temperature": 0.0,
-            "max_tokens": self.settings.max_tokens,
+            "max_tokens": self.sizes.max_tokens,
             "ignore_eos": True,
         }
         params |= {key: value for key, value in fields.items() if key not in own}

@@ -23,20 +23,41 @@ MAX_SHOWN = 5
 
 
 class Verdict(StrEnum):
-    """NOT_RUN says that nothing is known, and `detail` why."""
+    """NOT_RUN says that nothing is known, and `detail` why.
+
+    NOT_APPLICABLE: the law says nothing about such a model or cache. TOO_FEW: what was run holds,
+    but time was up before it was enough.
+    """
 
     PASS = "pass"
     FAIL = "FAIL"
     NOT_RUN = "not run"
+    NOT_APPLICABLE = "not applicable"
+    TOO_FEW = "too few cases"
 
 
 class NotRunError(Exception):
     """Raised by a law that cannot be run here; the message says why and what would help."""
 
+    verdict = Verdict.NOT_RUN
+
+
+class NotApplicableError(NotRunError):
+    """Raised by a law that has nothing to say about this model or cache."""
+
+    verdict = Verdict.NOT_APPLICABLE
+
+
+class OutOfTimeError(Exception):
+    """Raised out of a law in whose midst the time is up; what it has counted so far stays."""
+
 
 @dataclass(frozen=True, slots=True)
 class LawResult:
-    """One law's outcome. `worst` is in `unit`; the first few `failures` are kept in words."""
+    """One law's outcome. `worst` is in `unit`; the first few `failures` are kept in words.
+
+    `rounds`: how often it was run, each time on other prompts.
+    """
 
     law: str
     sentence: str
@@ -51,6 +72,7 @@ class LawResult:
     failures: tuple[str, ...] = ()
     num_failures: int = 0
     seconds: float = 0.0
+    rounds: int = 1
 
     def as_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -69,6 +91,7 @@ class Tally:
     choice_ties: int = 0
     failures: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
 
     def add(self, worst: float = 0.0, *, is_tie: bool = False, failure: str | None = None) -> None:
         """One case."""
@@ -93,8 +116,38 @@ class Tally:
         if text not in self.notes:
             self.notes.append(text)
 
-    def result(self, law: str, sentence: str, seconds: float = 0.0) -> LawResult:
+    def count(self, what: str, number: int) -> None:
+        """A number for the table; those of several rounds are added up."""
+        self.counts[what] = self.counts.get(what, 0) + number
+
+    def take_in(self, other: Tally) -> None:
+        """Add the cases of another round of the same law."""
+        self.unit = other.unit
+        self.cases += other.cases
+        self.worst = max(self.worst, other.worst)
+        self.ties += other.ties
+        self.choices += other.choices
+        self.choice_ties += other.choice_ties
+        self.failures += other.failures
+        for text in other.notes:
+            self.note(text)
+        for what, number in other.counts.items():
+            self.count(what, number)
+
+    def result(self, law: str, sentence: str, seconds: float = 0.0, rounds: int = 1) -> LawResult:
         """The verdict (module docstring)."""
+        failures = self._judged()
+        verdict = Verdict.FAIL if failures else Verdict.PASS
+        return self._result(law, sentence, verdict, failures, (seconds, rounds))
+
+    def unfinished(self, law: str, sentence: str, seconds: float, rounds: int) -> LawResult:
+        """The result of a law that time ran out on: a failure if there is one, else too few."""
+        failures = list(self.failures)
+        verdict = Verdict.FAIL if failures else Verdict.TOO_FEW
+        return self._result(law, sentence, verdict, failures, (seconds, rounds))
+
+    def _judged(self) -> list[str]:
+        """All failures, those of the whole among them."""
         failures = list(self.failures)
         if not self.cases and not failures:
             failures.append("no case was run, so nothing is shown")
@@ -105,6 +158,16 @@ class Tally:
                 f"{self.choice_ties} of {self.choices} choices of keys and experts are tied, more "
                 "than 1 in 10,000"
             )
+        return failures
+
+    def _result(
+        self,
+        law: str,
+        sentence: str,
+        verdict: Verdict,
+        failures: list[str],
+        spent: tuple[float, int],
+    ) -> LawResult:
         return LawResult(
             law=law,
             sentence=sentence,
@@ -114,9 +177,12 @@ class Tally:
             ties=self.ties,
             choices=self.choices,
             choice_ties=self.choice_ties,
-            verdict=Verdict.FAIL if failures else Verdict.PASS,
-            detail="; ".join(self.notes),
+            verdict=verdict,
+            detail="; ".join(
+                [*(f"{number} {what}" for what, number in self.counts.items()), *self.notes]
+            ),
             failures=tuple(failures[:MAX_SHOWN]),
             num_failures=len(failures),
-            seconds=seconds,
+            seconds=spent[0],
+            rounds=spent[1],
         )

@@ -9,13 +9,12 @@ Not here: tables (cli/verify.py).
 
 from __future__ import annotations
 
-import logging
 import os
 import platform
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -24,13 +23,13 @@ from typing import Any
 import torch
 
 import gnomon
+from gnomon.verify.budget import Clock, TimeBudget
 from gnomon.verify.context import Context, Progress
 from gnomon.verify.law import Law
 from gnomon.verify.laws import choose_laws
-from gnomon.verify.result import LawResult, NotRunError, Tally, Verdict
+from gnomon.verify.result import LawResult, Verdict
+from gnomon.verify.rounds import LawRun, RoundNotice, run_rounds
 from gnomon.verify.settings import VerifySettings
-
-logger = logging.getLogger(__name__)
 
 FAILED = 1
 INCOMPLETE = 3  # 2 is a wrong command line
@@ -49,14 +48,20 @@ class Report:
     versions: dict[str, str]
     machine: dict[str, str]
     seconds: float
+    conditions: tuple[str, ...] = ()  # of the model as it was run
 
     @property
     def exit_status(self) -> int:
-        """0 if every law passed, 1 if one failed, 3 if none failed but some were not run."""
+        """0 if every law passed, 1 if one failed, 3 if none failed but some were not run.
+
+        A law that does not apply counts neither way; one that had too few cases is not run.
+        """
         verdicts = {result.verdict for result in self.results}
         if Verdict.FAIL in verdicts:
             return FAILED
-        return INCOMPLETE if Verdict.NOT_RUN in verdicts else 0
+        if verdicts & {Verdict.NOT_RUN, Verdict.TOO_FEW}:
+            return INCOMPLETE
+        return 0 if Verdict.PASS in verdicts else INCOMPLETE
 
     def as_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -68,21 +73,29 @@ class Report:
             "command": self.command,
             "seconds": round(self.seconds, 1),
             "settings": {one.name: getattr(settings, one.name) for one in fields(settings)},
+            "sizes": asdict(settings.sizes),
             "versions": self.versions,
             "machine": self.machine,
+            "conditions": list(self.conditions),
             "laws": [result.as_json() for result in self.results],
         }
 
 
-def run_laws(settings: VerifySettings, progress: Progress | None = None) -> Report:
-    """Run the laws that the settings name, one after another."""
+def run_laws(
+    settings: VerifySettings,
+    progress: Progress | None = None,
+    notice: RoundNotice | None = None,
+    clock: Clock = time.monotonic,
+) -> Report:
+    """Run the laws that the settings name: once, or in rounds for as long as they say."""
     laws = choose_laws(settings.laws)
     if settings.cpu_threads is not None:
         torch.set_num_threads(settings.cpu_threads)
-    context = Context(settings, progress)
+    budget = None if settings.minutes is None else TimeBudget(settings.minutes, clock)
+    context = Context(settings, progress, budget=budget)
     context.survey()  # refuses what cannot run before anything is loaded
     began = time.monotonic()
-    results = tuple(run_law(law, context) for law in laws)
+    results = run_rounds(laws, context, notice)
     return Report(
         settings=settings,
         model=context.source.label,
@@ -92,34 +105,26 @@ def run_laws(settings: VerifySettings, progress: Progress | None = None) -> Repo
         versions=_versions(),
         machine=_machine(),
         seconds=time.monotonic() - began,
+        conditions=_conditions(context),
     )
 
 
 def run_law(law: Law, context: Context) -> LawResult:
-    """One law's result; a law that cannot run, or that raises, has one too."""
-    context.begin(law.name)
-    context.step(0, 1)
-    began = time.monotonic()
-    try:
-        tally = law.test(context)
-    except NotRunError as reason:
-        return LawResult(
-            law=law.name,
-            sentence=law.sentence,
-            cases=0,
-            worst=0.0,
-            unit="",
-            ties=0,
-            choices=0,
-            choice_ties=0,
-            verdict=Verdict.NOT_RUN,
-            detail=str(reason),
-        )
-    except Exception as error:  # whatever the engine raised, this law has failed
-        logger.exception("law %s", law.name)
-        tally = Tally()
-        tally.failures.append(f"{type(error).__name__}: {error}")
-    return tally.result(law.name, law.sentence, time.monotonic() - began)
+    """One law's result after one round; a law that cannot run, or that raises, has one too."""
+    one = LawRun(law)
+    one.run(context)
+    return one.result(has_budget=False)
+
+
+def _conditions(context: Context) -> tuple[str, ...]:
+    """What a reader has to know about the model as it was run."""
+    found = []
+    resolved = context.survey().resolved
+    found.append(f"cache: {resolved.latent_layout.id}, {resolved.index_layout.id}")
+    if context.widths:
+        fields = ", ".join(f"{name} = {value}" for name, value in context.widths.items())
+        found.append(f"random weights drawn for {context.settings.kv_layout}: {fields}")
+    return tuple(found)
 
 
 def _arguments(argv: Sequence[str]) -> list[str]:

@@ -18,6 +18,24 @@ LAWS_PER_PROMPT = 5
 LEAST_ENGINE_PROMPTS = 8
 
 
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How much one round of the laws takes. `engine_prompts`: those of the laws of the engine."""
+
+    prompts: int
+    max_tokens: int
+    max_length: int
+
+    @property
+    def engine_prompts(self) -> int:
+        """A share of the prompts, but never too few to fill an engine."""
+        return max(LEAST_ENGINE_PROMPTS, self.prompts // LAWS_PER_PROMPT)
+
+
+WHOLE = Sizes(40, 64, 600)
+IN_ROUNDS = Sizes(20, 32, 300)  # a round of all laws: some 100 s on two cores
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifySettings:
     """Everything that can be set about a verification."""
@@ -29,21 +47,44 @@ class VerifySettings:
         ),
     ] = None
     prompts: A[
-        int,
+        int | None,
         Flag(
-            "prompts compared with transformers; laws of the engine take a fifth, 8 or more",
+            "prompts compared with transformers; laws of the engine take a fifth, 8 or more; not "
+            "given: 40, or 20 a round with --minutes",
             least=1,
         ),
-    ] = 40
+    ] = None
+    minutes: A[
+        float | None,
+        Flag(
+            "run the laws again and again on other prompts until so many minutes are over; every "
+            "law gets 20 cases first",
+            least=0.01,
+        ),
+    ] = None
     seed: A[int, Flag("seed of prompts and inputs, not of random weights", least=0)] = 0
     laws: A[str | None, Flag("names of laws, with commas; not given: all")] = None
-    max_tokens: A[int, Flag("greedy tokens after each prompt", least=1)] = 64
-    max_length: A[int, Flag("longest prompt, in tokens", least=1)] = 600
+    max_tokens: A[
+        int | None,
+        Flag("greedy tokens after each prompt; not given: 64, or 32 with --minutes", least=1),
+    ] = None
+    max_length: A[
+        int | None,
+        Flag("longest prompt, in tokens; not given: 600, or 300 with --minutes", least=1),
+    ] = None
     hf_overrides: A[
         dict[str, Any], Flag("fields of config.json to replace, as JSON; a.b reaches into a")
     ] = field(default_factory=dict)
     attention_provider: A[
         str, Flag("who computes the attention operators: auto, or a provider's name")
+    ] = "auto"
+    kv_layout: A[
+        str,
+        Flag(
+            "byte format of the latent cache: auto, or a layout's id; a random model takes the "
+            "widths that it needs",
+            ("--kv-cache-dtype",),
+        ),
     ] = "auto"
     block_size: A[int, Flag("tokens per cache page", ("--page-size",), least=1)] = 16
     cpu_threads: A[
@@ -63,6 +104,11 @@ class VerifySettings:
         return given_flags(self)
 
     @property
-    def engine_prompts(self) -> int:
-        """How many prompts the laws of the engine take."""
-        return max(LEAST_ENGINE_PROMPTS, self.prompts // LAWS_PER_PROMPT)
+    def sizes(self) -> Sizes:
+        """What was given, and the defaults of the way in which the laws are run."""
+        default = WHOLE if self.minutes is None else IN_ROUNDS
+        return Sizes(
+            default.prompts if self.prompts is None else self.prompts,
+            default.max_tokens if self.max_tokens is None else self.max_tokens,
+            default.max_length if self.max_length is None else self.max_length,
+        )

@@ -140,5 +140,5 @@ def test_settings_are_checked() -> None:
         VerifySettings.of(prompts=0)
     with pytest.raises(ConfigError, match="Did you mean 'max_length'"):
         VerifySettings.of(max_lenght=3)
-    assert VerifySettings.of(prompts=300).engine_prompts == 60
-    assert VerifySettings.of(prompts=10).engine_prompts == 8
+    assert VerifySettings.of(prompts=300).sizes.engine_prompts == 60
+    assert VerifySettings.of(prompts=10).sizes.engine_prompts == 8

@@ -57,7 +57,7 @@ def check_group(
 
 
 def _company(context: Context) -> Tally:
-    tally = Tally()
+    tally = context.tally()
     prompts = context.engine_prompts()
     for size in COMPANIES:
         rng = random.Random(f"{context.settings.seed}:company:{size}")
@@ -73,7 +73,7 @@ def _company(context: Context) -> Tally:
 
 
 def _chunks(context: Context) -> Tally:
-    tally = Tally()
+    tally = context.tally()
     for chunk in CHUNKS:
         arm = Arm({"max_prefill_chunk": chunk})
         check_in_groups(context, tally, arm, context.engine_prompts())
@@ -81,7 +81,7 @@ def _chunks(context: Context) -> Tally:
 
 
 def _padding(context: Context) -> Tally:
-    tally = Tally()
+    tally = context.tally()
     for rows in PADDINGS:
         check_in_groups(context, tally, Arm(rows=rows), context.engine_prompts())
     return tally
@@ -89,7 +89,7 @@ def _padding(context: Context) -> Tally:
 
 def _pieces(context: Context) -> Tally:
     """Scores of a few rows and one page at a time; dense context page by page."""
-    tally = Tally()
+    tally = context.tally()
     dims, page = context.config.attention_dims(), context.settings.block_size
     floats = page * (FEW_ROWS * (1 + dims.index_num_heads) + dims.index_head_dim)
     budget = Budget(score_bytes=4 * floats, context_rows=page)

@@ -32,9 +32,9 @@ WIDE_SHARE = 1 / 200
 
 
 def _test(context: Context) -> Tally:
-    tally = Tally()
+    tally = context.tally()
     note_conditions(context, tally)
-    count, seed = context.settings.engine_prompts, context.settings.seed
+    count, seed = context.sizes.engine_prompts, context.settings.seed
     prompts = draw_prompts(context.rule, count, seed, "bfloat16")
     plain = transformers_arm(context)
     arm = Arm({**plain.flags, "dtype": "bfloat16"})
@@ -47,7 +47,8 @@ def _test(context: Context) -> Tally:
             num_wide += _judge(tally, theirs, ours)
             num_rows += len(prompt)
             context.step(number + 1, len(prompts))
-    tally.note(f"{num_wide} of {num_rows} greedy tokens changed at a gap over {GAP}")
+    tally.count(f"greedy tokens changed at a gap over {GAP}", num_wide)
+    tally.count("rows", num_rows)
     is_rare = num_wide <= max(1, WIDE_SHARE * num_rows)
     tally.require(is_rare, f"{num_wide} of {num_rows} greedy tokens changed at a gap over {GAP}")
     return tally

@@ -34,7 +34,7 @@ def _prefixes(context: Context) -> Tally:
     if longest < 2 * page:
         raise NotRunError(f"prompts of {longest} tokens hold less than two pages of {page}")
     rng = random.Random(f"{context.settings.seed}:prefixes")
-    tally = Tally()
+    tally = context.tally()
     firsts: list[EngineRequest] = []
     seconds: list[EngineRequest] = []
     prompts: list[Prompt] = []
@@ -73,7 +73,7 @@ def _with_tail(context: Context, prefix: Prompt, first: int, rng: random.Random)
 
 def _preemption(context: Context) -> Tally:
     """Crowds in a small cache, with and without the prefix cache."""
-    tally = Tally()
+    tally = context.tally()
     for has_prefix_cache in (False, True):
         _crowds(context, tally, {"enable_prefix_caching": has_prefix_cache}, {}, {})
     return tally
@@ -81,7 +81,7 @@ def _preemption(context: Context) -> Tally:
 
 def _priority(context: Context) -> Tally:
     """The same with important requests that come late."""
-    tally = Tally()
+    tally = context.tally()
     late = {str(number): LATE + 2 * number for number in range(CROWD // 2, CROWD)}
     importance = {str(number): CROWD - number for number in range(CROWD)}
     _crowds(context, tally, {"scheduling_policy": "priority"}, late, importance)
@@ -117,7 +117,7 @@ def _crowds(
             check_arm(tally, expected, run)
             num_preemptions += counts[0]
         context.step(first, len(prompts))
-    tally.note(f"{num_preemptions} preemptions")
+    tally.count("preemptions", num_preemptions)
     tally.require(num_preemptions > 0, "nobody was preempted, so nothing was put to the test")
 
 
@@ -137,7 +137,7 @@ def _run_crowd(
 
 def just_enough(context: Context, crowd: Sequence[Prompt]) -> dict[str, int]:
     """Pages for the longest request of the crowd, and the null page."""
-    longest = max(len(prompt) for prompt in crowd) + context.settings.max_tokens
+    longest = max(len(prompt) for prompt in crowd) + context.sizes.max_tokens
     pages = -(-longest // context.settings.block_size) + 1
     return {"num_kv_pages": pages, "max_model_len": longest}
 

@@ -32,7 +32,7 @@ PAGE = 4
 
 
 def _operators(context: Context) -> Tally:
-    tally = Tally(unit=UNIT)
+    tally = context.tally(UNIT)
     choices = context.survey().choices
     for done, choice in enumerate(choices):
         for dtype in DTYPES:
@@ -60,7 +60,7 @@ def _check(
 
 
 def _layouts(context: Context) -> Tally:
-    tally = Tally(unit=UNIT)
+    tally = context.tally(UNIT)
     generator = torch.Generator().manual_seed(context.settings.seed)
     layouts = list(_all_layouts(context))
     for done, layout in enumerate(layouts):

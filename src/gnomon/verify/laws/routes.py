@@ -43,10 +43,10 @@ def _run(context: Context, arm: Arm, prompts: Sequence[Prompt], num_new: int) ->
 
 def _routes(context: Context) -> Tally:
     """The model's own K; prompts around it."""
-    tally = Tally()
+    tally = context.tally()
     chunk = max(1, context.config.index_topk // 2)
     prompts = _prompts(context)
-    num_new = context.settings.max_tokens
+    num_new = context.sizes.max_tokens
     flags = {"max_prefill_chunk": chunk}
     arms = [Arm({**flags, "dense_route": way}) for way in ("never", "always_when_allowed")]
     sparse, dense = (_run(context, arm, prompts, num_new) for arm in arms)
@@ -54,15 +54,15 @@ def _routes(context: Context) -> Tally:
     found = check_arm(tally, expected, dense)
     num_dense = sum(trace.num_dense_rows for trace in found.values())
     strays = sum(trace.num_dense_rows for trace in expected.values())
-    tally.note(f"{num_dense} rows went dense")
+    tally.count("rows went dense", num_dense)
     tally.require(num_dense > 0, "no row took the dense route")
     tally.require(strays == 0, f"{strays} rows went dense where the route was switched off")
     return tally
 
 
 def _prompts(context: Context) -> list[Prompt]:
-    settings = context.settings
-    return draw_prompts(context.rule, settings.engine_prompts, settings.seed, "routes")
+    count, seed = context.sizes.engine_prompts, context.settings.seed
+    return draw_prompts(context.rule, count, seed, "routes")
 
 
 def _full_width(context: Context, way: str) -> Arm:
@@ -73,7 +73,7 @@ def _full_width(context: Context, way: str) -> Arm:
 
 def _full(context: Context) -> Tally:
     """Sparse over all keys = dense, over prompts alone."""
-    tally = Tally()
+    tally = context.tally()
     prompts = _prompts(context)
     expected = _run(context, _full_width(context, "always_when_allowed"), prompts, 1)(None)
     check_arm(tally, expected, _run(context, _full_width(context, "never"), prompts, 1))
@@ -84,7 +84,7 @@ def _full(context: Context) -> Tally:
 
 def _own_width(context: Context) -> Tally:
     """The model's own K against K = all: equal up to K keys, other beyond."""
-    tally = Tally()
+    tally = context.tally()
     topk = context.config.index_topk
     prompts = [prompt for prompt in _prompts(context) if len(prompt) > topk]
     if not prompts:

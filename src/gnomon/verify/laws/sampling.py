@@ -70,7 +70,7 @@ class _Draws:
 
     def finish(self) -> Tally:
         """The tally, with what is to be said about edges."""
-        self.tally.note(f"{self.num_edges} draws at an edge")
+        self.tally.count("draws at an edge", self.num_edges)
         is_rare = self.num_edges <= max(1, MAX_EDGE_SHARE * self.tally.cases)
         self.tally.require(is_rare, f"{self.num_edges} of {self.tally.cases} requests differ")
         return self.tally
@@ -87,7 +87,7 @@ def redraw(request: EngineRequest, trace: Trace) -> tuple[int, ...]:
 
 
 def _sampling(context: Context) -> Tally:
-    draws = _Draws(Tally())
+    draws = _Draws(context.tally())
     rng = random.Random(f"{context.settings.seed}:sampling")
     requests = [
         context.request(str(number), prompt, seed=rng.randrange(2**40), **_wishes(rng))
@@ -119,7 +119,7 @@ def _wishes(rng: random.Random) -> dict[str, object]:
 
 def _choices(context: Context) -> Tally:
     """Several choices of one request, forks of the first, against requests of their own."""
-    draws = _Draws(Tally())
+    draws = _Draws(context.tally())
     core = context.engine()
     prompts = context.engine_prompts()[:NUM_FORKED]
     for number, prompt in enumerate(prompts):
@@ -142,7 +142,7 @@ def _choices(context: Context) -> Tally:
             expected[one.request_id] = replace(drive(core, [alone])["alone"], name=one.request_id)
         draws.check(context, Arm({"enable_prefix_caching": True}), requests, expected)
         outputs = {trace.output for trace in expected.values()}
-        is_drawn = len(outputs) == NUM_CHOICES or context.settings.max_tokens < 2 * NUM_CHOICES
+        is_drawn = len(outputs) == NUM_CHOICES or context.sizes.max_tokens < 2 * NUM_CHOICES
         draws.tally.require(
             is_drawn, f"the {NUM_CHOICES} choices of prompt {number} are not all different"
         )

@@ -43,7 +43,7 @@ def _text(context: Context) -> Tally:
     sequences: list[list[int]] = [tokenizer.encode_plain(text) for text in TEXTS]
     for _ in range(NUM_RANDOM):
         sequences.append([rng.randrange(tokenizer.vocab_size) for _ in range(RANDOM_LENGTH)])
-    tally = Tally(unit="")
+    tally = context.tally("")
     for done, ids in enumerate(sequences):
         for skips_specials in (True, False):
             whole = tokenizer.decode(ids, skip_special_tokens=skips_specials)

@@ -60,10 +60,10 @@ def study(context: Context) -> list[Study]:
 
 
 def _study(context: Context) -> list[Study]:
-    settings = context.settings
-    prompts = draw_prompts(context.rule, settings.prompts, settings.seed, "transformers")
+    count, seed = context.sizes.prompts, context.settings.seed
+    prompts = draw_prompts(context.rule, count, seed, "transformers")
     found: list[Study] = []
-    is_exported = bool(settings.hf_overrides)  # transformers reads the file, not the overrides
+    is_exported = bool(context.overrides)  # transformers reads the file, not the overrides
     with open_oracle(context.source, torch.float32, is_exported=is_exported) as oracle:
         for first in range(0, len(prompts), BATCH):
             found += _study_batch(context, oracle, prompts[first : first + BATCH], first)
@@ -101,7 +101,7 @@ def replay(context: Context, arm: Arm, theirs: Trace, tokens: Sequence[int]) -> 
 
 
 def _tally(context: Context, kinds: frozenset[Kind], unit: str) -> Tally:
-    tally = Tally(unit=unit)
+    tally = context.tally(unit)
     note_conditions(context, tally)
     studied = study(context)
     for seen in studied:
@@ -115,7 +115,7 @@ def _tally(context: Context, kinds: frozenset[Kind], unit: str) -> Tally:
             tally.add_choices(seen.free.num_choices, seen.free.num_choice_ties)
     num_replayed = sum(seen.replayed is not None for seen in studied)
     if num_replayed:
-        tally.note(f"{num_replayed} prompts with tied choices replayed")
+        tally.count("prompts with tied choices replayed", num_replayed)
     return tally
 
 
