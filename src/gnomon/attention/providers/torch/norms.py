@@ -39,6 +39,8 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
 def rope(x: Tensor, rows: RopeRows) -> Tensor:
     """Rotate the first ``rows.dim`` columns of x [R, ..., D]."""
     dim = rows.dim
+    if not dim:
+        return x.clone()
     part = widen(x if x.shape[-1] == dim else x[..., :dim])
     middle = (1,) * (x.dim() - 2)
     if rows.turn is not None:

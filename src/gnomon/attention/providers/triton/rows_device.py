@@ -1,0 +1,97 @@
+"""Norms and rotations of blocks that a kernel has in hand; fp32 throughout.
+
+In:  addresses of rows, their strides and widths. Out: fp32 blocks, padding columns 0.
+Maths: oracle_math.md §1.1, §1.3, §1.5. Partner columns of a rotation are loaded, not shuffled: they
+are in the first-level cache.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from gnomon.attention.providers.triton.language import dot, dot_into
+
+
+@triton.jit
+def partner_of(column, DIM: tl.constexpr, IS_INTERLEAVED: tl.constexpr):
+    """The column that each of the first DIM columns is rotated with; itself from DIM on."""
+    if IS_INTERLEAVED:
+        partner = column ^ 1
+    else:
+        partner = tl.where(column < DIM // 2, column + DIM // 2, column - DIM // 2)
+    return tl.where(column < DIM, partner, column)
+
+
+@triton.jit
+def turns(cos, sin, column, DIM: tl.constexpr):
+    """(cos, signed sin) of columns; 1 and 0 where nothing turns."""
+    turning = column < DIM
+    c = tl.load(cos + column, mask=turning, other=1.0).to(tl.float32)
+    s = tl.load(sin + column, mask=turning, other=0.0).to(tl.float32)
+    return c, s
+
+
+@triton.jit
+def rotated_heads(
+    x,
+    cos,
+    sin,
+    stride,
+    first,
+    HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    DIM: tl.constexpr,
+    HEADS_BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr,
+    IS_INTERLEAVED: tl.constexpr,
+):
+    """Heads first .. first + HEADS_BLOCK − 1 of one row, rotated: fp32 [HEADS_BLOCK, BLOCK].
+
+    ``x``: address of the row; ``cos``, ``sin``: of its rotation; ``stride`` between heads.
+    """
+    head = first + tl.arange(0, HEADS_BLOCK)[:, None]
+    column = tl.arange(0, BLOCK)[None, :]
+    inside = (head < HEADS) & (column < WIDTH)
+    here = x + head * stride
+    value = tl.load(here + column, mask=inside, other=0.0).to(tl.float32)
+    beside = here + partner_of(column, DIM, IS_INTERLEAVED)
+    partner = tl.load(beside, mask=inside & (column < DIM), other=0.0).to(tl.float32)
+    c, s = turns(cos, sin, column, DIM)
+    return value * c + partner * s
+
+
+@triton.jit
+def layer_normed(x, mean, scale, weight, bias, column, inside):
+    """(x − mean) * scale * weight + bias of columns of rows at ``x``; 0 outside."""
+    value = tl.load(x + column, mask=inside, other=0.0).to(tl.float32)
+    w = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    b = tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
+    return tl.where(inside, (value - mean) * scale * w + b, 0.0)
+
+
+@triton.jit
+def sylvester(BLOCK: tl.constexpr):
+    """The ±1 Hadamard matrix [BLOCK, BLOCK]: minus where row & column has an odd number of bits."""
+    bits = tl.arange(0, BLOCK)[:, None] & tl.arange(0, BLOCK)[None, :]
+    bits = bits ^ (bits >> 8)
+    bits = bits ^ (bits >> 4)
+    bits = bits ^ (bits >> 2)
+    bits = bits ^ (bits >> 1)
+    return tl.where((bits & 1) == 1, -1.0, 1.0)
+
+
+@triton.jit
+def hadamard(x, BLOCK: tl.constexpr, SCALE: tl.constexpr, IS_HALF: tl.constexpr):
+    """Rows of x [N, BLOCK] times the Hadamard matrix times SCALE; N and BLOCK at least 16.
+
+    Where the result is rounded to 16 bits the tensor cores do it: a number is the sum of two bf16
+    to 2^-17 of its size.
+    """
+    if IS_HALF:
+        matrix = sylvester(BLOCK).to(tl.bfloat16)
+        high = x.to(tl.bfloat16)
+        low = (x - high.to(tl.float32)).to(tl.bfloat16)
+        return dot_into(low, matrix, dot(high, matrix)) * SCALE
+    else:
+        return dot(x, sylvester(BLOCK)) * SCALE
