@@ -1,0 +1,170 @@
+"""DeepGEMM: index scores in FP8, of gathered keys and of pages; FP8 linear layers.
+
+In:  what index_scores, index_scores_paged and linear_fp8 take (spec/). Out: as there.
+Contract of the library: kernels.md §1.4, §1.5, §1.14. Under index_k_132 queries and keys are e4m3
+codes times a power of two by definition, so their codes are taken back exactly (codes.py) and the
+query's scale, the softmax scale and the head weight become one fp32 weight a head.
+Kernels are compiled at first use by nvcc: a CUDA toolkit is needed (CUDA_HOME), and the first call
+of a shape class takes seconds; compiled kernels are kept in ~/.deep_gemm.
+A cached key that holds NaN scores 0 through pages (relu drops the NaN of its codes), else NaN.
+Found as `deep_gemm`, inside vLLM, or in --provider-path (a folder, or deep_gemm-*.tar.xz).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from gnomon.attention.dispatch import Requirement, Sizes
+from gnomon.attention.layouts.base import PagedPool
+from gnomon.attention.providers.external.codes import key_codes, query_codes
+from gnomon.attention.providers.external.places import Places, cuda_home, missing
+from gnomon.attention.providers.external.provider import EXTERNAL_RANK, ExternalProvider, Kernel
+from gnomon.errors import UnsupportedError
+
+NAME = "deepgemm"
+URL = "https://github.com/deepseek-ai/DeepGEMM"
+PAGE_SIZE = 64
+HEAD_DIM = 128
+
+_INDEX_SIZES = (
+    Sizes.of("index_num_heads", (32, 64)),
+    Sizes.of("index_head_dim", (HEAD_DIM,)),
+)
+_ON_CUDA = frozenset({"cuda"})
+_ON_HOPPER = frozenset({9})
+REQUIREMENTS = {
+    "index_scores": Requirement(
+        devices=_ON_CUDA,
+        capabilities=_ON_HOPPER,
+        layouts=frozenset({"index_k_132"}),
+        sizes=_INDEX_SIZES,
+        can_capture=True,
+    ),
+    "index_scores_paged": Requirement(
+        devices=_ON_CUDA,
+        capabilities=_ON_HOPPER,
+        layouts=frozenset({"index_k_132"}),
+        sizes=(*_INDEX_SIZES, Sizes.of("page_size", (PAGE_SIZE,))),
+        can_capture=True,
+    ),
+}
+
+
+class DeepGemmLibrary(Protocol):
+    """The functions of the package `deep_gemm` that are called here."""
+
+    def fp8_mqa_logits(
+        self,
+        q: Tensor,
+        kv: tuple[Tensor, Tensor],
+        weights: Tensor,
+        first_key: Tensor,
+        stop_key: Tensor,
+        *,
+        clean_logits: bool,
+    ) -> Tensor:
+        """[M, N] of q [M, H, D], kv ([N, D], [N]), weights [M, H]; −inf outside a row's keys."""
+
+    def get_paged_mqa_logits_metadata(
+        self, context_lens: Tensor, block_kv: int, num_sms: int
+    ) -> Tensor:
+        """The division of the work over SMs; runs on the device."""
+
+    def fp8_paged_mqa_logits(self, *arguments: Any, clean_logits: bool) -> Tensor:
+        """Scores [B · next_n, most] of q [B, next_n, H, D] over pages [pages, 64, 1, D + 4]."""
+
+
+class DeepGemm:
+    """Calls the library."""
+
+    def __init__(self, library: DeepGemmLibrary, num_sms: int) -> None:
+        self._library = library
+        self._num_sms = num_sms
+
+    def kernels(self) -> Mapping[str, Kernel]:
+        """By operator."""
+        return {"index_scores": self.index_scores, "index_scores_paged": self.index_scores_paged}
+
+    def index_scores(
+        self, q: Tensor, weights: Tensor, keys: Tensor, count: Tensor, scale: float
+    ) -> Tensor:
+        """Scores [M, N] of q [M, Hi, Di], keys [N, Di]; −inf from count[m] on."""
+        num_rows, num_keys = q.shape[0], keys.shape[0]
+        if num_rows == 0 or num_keys == 0:
+            return q.new_full((num_rows, num_keys), -math.inf, dtype=torch.float32)
+        codes, folded = query_codes(q, weights, scale)
+        scores: Tensor = self._library.fp8_mqa_logits(
+            codes, key_codes(keys), folded, torch.zeros_like(count), count, clean_logits=True
+        )
+        return scores
+
+    def index_scores_paged(
+        self,
+        q: Tensor,
+        weights: Tensor,
+        pool: PagedPool,
+        pages: Tensor,
+        count: Tensor,
+        scale: float,
+    ) -> Tensor:
+        """Scores [M, P · 64] of rows that each have their own pages [M, P]."""
+        num_rows, num_pages = pages.shape
+        width = num_pages * pool.page_size
+        if num_rows == 0 or width == 0:
+            return q.new_full((num_rows, width), -math.inf, dtype=torch.float32)
+        codes, folded = query_codes(q, weights, scale)
+        lengths = count[:, None].contiguous()
+        schedule = self._library.get_paged_mqa_logits_metadata(lengths, PAGE_SIZE, self._num_sms)
+        scores: Tensor = self._library.fp8_paged_mqa_logits(
+            codes[:, None],
+            _pages_of(pool),
+            folded,
+            lengths,
+            pages.to(torch.int32),
+            schedule,
+            width,
+            clean_logits=False,  # it cannot, where lengths are by row
+        )
+        columns = torch.arange(width, dtype=torch.int32, device=q.device)
+        return scores.masked_fill_(columns >= lengths, -math.inf)
+
+
+def _pages_of(pool: PagedPool) -> Tensor:
+    """The pool as [pages, 64, 1, 132] bytes: the shape that the library gives its two planes."""
+    size, width = pool.page_size, pool.layout.bytes_per_token
+    pages: Tensor = pool.storage[:, : size * width].view(-1, size, 1, width)
+    return pages
+
+
+def deepgemm_provider(places: Places) -> ExternalProvider:
+    """The provider; the library is looked up when it is first asked for."""
+
+    def load() -> Mapping[str, Kernel]:
+        module = find(places)
+        num_sms = torch.cuda.get_device_properties(0).multi_processor_count
+        return DeepGemm(module, num_sms).kernels()
+
+    return ExternalProvider(NAME, EXTERNAL_RANK, REQUIREMENTS, load)
+
+
+def find(places: Places) -> Any:
+    """The package; UnsupportedError if it is nowhere, cannot be imported or has no nvcc."""
+    if cuda_home() is None:
+        raise UnsupportedError(
+            "compiles its kernels with nvcc, and none is here: install a CUDA toolkit (12.3 or "
+            "later) and set CUDA_HOME"
+        )
+    module = places.module("deep_gemm")
+    if module is None:
+        raise missing("deep_gemm", URL, "deep_gemm or deep_gemm-*.tar.xz")
+    if not hasattr(module, "fp8_paged_mqa_logits"):
+        raise UnsupportedError(
+            f"deep_gemm {getattr(module, '__version__', '')} has no index scores "
+            "(fp8_paged_mqa_logits): 2.1 or later is needed"
+        )
+    return module

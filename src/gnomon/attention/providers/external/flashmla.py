@@ -1,0 +1,202 @@
+"""FlashMLA: sparse MLA over bf16 latents (prefill kernel) and over fp8_ds_mla_656 (decode kernel).
+
+In:  what sparse_mla takes (spec/attention.py). Out: (out, lse) as there.
+Contract of the library: kernels.md §1.1 and §1.2. Heads are 64 or 128 and lists whole blocks, so
+operands pass through padding.py: 16 heads cost what 64 do. The fp8 kernel has no list lengths: a
+short row costs what a full one does. Scales of a cache entry are read in bf16, exact for powers of
+two, which is what our layout writes.
+Found as `flash_mla`, as vLLM's `_flashmla_C.abi3.so`, or in --provider-path.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnomon.attention.dispatch import Requirement, Sizes
+from gnomon.attention.layouts.base import PagedPool
+from gnomon.attention.layouts.plain import PlainLayout
+from gnomon.attention.providers.external.padding import (
+    no_rows,
+    own_results,
+    pad_lists,
+    pad_query,
+)
+from gnomon.attention.providers.external.places import Places, missing
+from gnomon.attention.providers.external.provider import EXTERNAL_RANK, ExternalProvider, Kernel
+
+NAME = "flashmla"
+VALUE_DIM = 512
+PREFILL_BLOCK = 128  # keys: two blocks of 64 an iteration
+DECODE_BLOCK = 64
+MOST_DECODE_ROWS = 256  # rows up to here are requests of their own, split over SMs by a schedule
+MOST_SCHEDULES = 64
+URL = "https://github.com/deepseek-ai/FlashMLA"
+
+REQUIREMENTS = {
+    "sparse_mla": Requirement(
+        devices=frozenset({"cuda"}),
+        capabilities=frozenset({9, 10}),
+        dtypes=frozenset({torch.bfloat16}),
+        layouts=frozenset({"bf16_576", "fp8_ds_mla_656"}),
+        sizes=(
+            Sizes(("kv_lora_rank", "qk_rope_head_dim"), frozenset({(512, 64)})),
+            Sizes.of("num_heads", range(1, 129)),
+        ),
+        can_capture=True,
+    )
+}
+
+Schedule = tuple[Tensor, Tensor] | Any
+"""What the decode kernel makes at its first call and takes back: opaque."""
+
+
+@dataclass(frozen=True, slots=True)
+class FlashMlaLibrary:
+    """The two entries of the library, whatever it was found as.
+
+    prefill(q [T, H, 576], kv [S, 1, 576], lists [T, 1, W], scale, lengths [T])
+    -> (out [T, H, 512], lse [T, H]).
+    decode(q [B, T, H, 576], kv [pages, P, 1, 656], lists [B, T, W], scale, schedule or None)
+    -> (out [B, T, H, 512], lse [B, H, T], schedule).
+    """
+
+    prefill: Callable[[Tensor, Tensor, Tensor, float, Tensor], tuple[Tensor, Tensor]]
+    decode: Callable[
+        [Tensor, Tensor, Tensor, float, Schedule | None], tuple[Tensor, Tensor, Schedule]
+    ]
+
+
+class FlashMla:
+    """Calls the library; keeps the decode kernel's schedules, which depend on shapes alone."""
+
+    def __init__(self, library: FlashMlaLibrary) -> None:
+        self._library = library
+        self._schedules: OrderedDict[tuple[Any, ...], Schedule] = OrderedDict()
+
+    def kernels(self) -> Mapping[str, Kernel]:
+        """By operator."""
+        return {"sparse_mla": self.sparse_mla}
+
+    def sparse_mla(
+        self,
+        q_latent: Tensor,
+        q_rope: Tensor,
+        pool: PagedPool,
+        slots: Tensor,
+        count: Tensor,
+        scale: float,
+    ) -> tuple[Tensor, Tensor]:
+        """Row r attends the first count[r] of its slots [R, W] (−1 behind)."""
+        if q_latent.shape[0] == 0:
+            return no_rows(q_latent)
+        query, num_heads = pad_query(q_latent, q_rope), q_latent.shape[1]
+        if isinstance(pool.layout, PlainLayout):
+            lists = pad_lists(slots, PREFILL_BLOCK)
+            entries = pool.typed()[:, None]
+            out, lse = self._library.prefill(query, entries, lists[:, None], scale, count)
+        else:
+            out, lse = self._packed(query, pool, pad_lists(slots, DECODE_BLOCK), scale)
+        return own_results(out, lse, num_heads)
+
+    def _packed(
+        self, query: Tensor, pool: PagedPool, lists: Tensor, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        """(out [R, H, 512], lse [R, H]) over pages of 656-byte entries."""
+        pages = pool.planes[0][:, :, None]
+        num_rows = query.shape[0]
+        if num_rows > MOST_DECODE_ROWS:  # one request of many rows: nothing to split
+            out, lse, _ = self._library.decode(query[None], pages, lists[None], scale, None)
+            return out[0], lse[0].T
+        key = (num_rows, query.shape[1], lists.shape[1], query.device)
+        held = self._schedules.get(key)
+        out, lse, made = self._library.decode(query[:, None], pages, lists[:, None], scale, held)
+        # A schedule made while a graph is captured holds its numbers only once that graph runs.
+        if held is None and not _is_capturing(query):
+            self._schedules[key] = made
+            if len(self._schedules) > MOST_SCHEDULES:
+                self._schedules.popitem(last=False)
+        return out[:, 0], lse[:, :, 0]
+
+
+def flashmla_provider(places: Places) -> ExternalProvider:
+    """The provider; the library is looked up when it is first asked for."""
+
+    def load() -> Mapping[str, Kernel]:
+        return FlashMla(find(places)).kernels()
+
+    return ExternalProvider(NAME, EXTERNAL_RANK, REQUIREMENTS, load)
+
+
+def find(places: Places) -> FlashMlaLibrary:
+    """The library; UnsupportedError if it is nowhere or cannot be loaded."""
+    operators = places.operators("_flashmla_C.abi3.so", "_flashmla_C", "sparse_prefill_fwd")
+    if operators is not None:
+        return library_of_operators(operators)
+    module = places.module("flash_mla")
+    if module is not None:
+        return library_of_module(module)
+    raise missing("flash_mla", URL, "_flashmla_C.abi3.so")
+
+
+def library_of_operators(operators: Any) -> FlashMlaLibrary:
+    """The build of vLLM: operators with positional arguments only."""
+
+    def prefill(
+        query: Tensor, entries: Tensor, lists: Tensor, scale: float, count: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        out, _, lse = operators.sparse_prefill_fwd(
+            query, entries, lists, scale, VALUE_DIM, None, count, None
+        )
+        return out, lse
+
+    def decode(
+        query: Tensor, pages: Tensor, lists: Tensor, scale: float, schedule: Schedule | None
+    ) -> tuple[Tensor, Tensor, Schedule]:
+        plan, splits = (None, None) if schedule is None else schedule
+        out, lse, plan, splits = operators.sparse_decode_fwd(
+            query, pages, lists, None, None, plan, splits, None, None, None, VALUE_DIM, scale, None
+        )
+        return out, lse, (plan, splits)
+
+    return FlashMlaLibrary(prefill, decode)
+
+
+def library_of_module(module: Any) -> FlashMlaLibrary:
+    """The package `flash_mla`."""
+
+    def prefill(
+        query: Tensor, entries: Tensor, lists: Tensor, scale: float, count: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        out, _, lse = module.flash_mla_sparse_fwd(
+            query, entries, lists, scale, d_v=VALUE_DIM, topk_length=count
+        )
+        return out, lse
+
+    def decode(
+        query: Tensor, pages: Tensor, lists: Tensor, scale: float, schedule: Schedule | None
+    ) -> tuple[Tensor, Tensor, Schedule]:
+        plan = module.get_mla_metadata()[0] if schedule is None else schedule
+        out, lse = module.flash_mla_with_kvcache(
+            query,
+            pages,
+            None,
+            None,
+            VALUE_DIM,
+            plan,
+            softmax_scale=scale,
+            is_fp8_kvcache=True,
+            indices=lists,
+        )
+        return out, lse, plan
+
+    return FlashMlaLibrary(prefill, decode)
+
+
+def _is_capturing(tensor: Tensor) -> bool:
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()

@@ -1,0 +1,58 @@
+"""The one adapter between our operands and kernels of fixed heads and widths, and back.
+
+In:  queries [R, H, D_c] and [R, H, D_r], slot lists [R, W] with −1 behind, results of a library.
+Out: queries [R, 64 or 128, D_c + D_r] with zero heads behind, lists int32 of a whole number of
+     blocks with −1 behind; results cut to our heads, lse with −inf for a row without keys.
+A zero head attends uniformly to the row's own keys: finite, and thrown away.
+Conventions of lse: natural logarithm; FlashMLA says +inf where a row has no keys, we say −inf.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+HEADS = (64, 128)
+
+
+def padded_heads(num_heads: int) -> int:
+    """The least number of heads, of those that exist, that holds ``num_heads``."""
+    return next(held for held in HEADS if num_heads <= held)
+
+
+def pad_query(q_latent: Tensor, q_rope: Tensor) -> Tensor:
+    """[R, padded heads, D_c + D_r], contiguous; heads from H on are zero."""
+    num_rows, num_heads, rank = q_latent.shape
+    held = padded_heads(num_heads)
+    if held == num_heads:
+        return torch.cat((q_latent, q_rope), dim=-1)
+    query = q_latent.new_zeros((num_rows, held, rank + q_rope.shape[-1]))
+    query[:, :num_heads, :rank] = q_latent
+    query[:, :num_heads, rank:] = q_rope
+    return query
+
+
+def pad_lists(slots: Tensor, multiple: int) -> Tensor:
+    """Slots as int32 [R, W rounded up to ``multiple``, at least one block], −1 behind."""
+    width = slots.shape[1]
+    held = max(1, -(-width // multiple)) * multiple
+    lists = slots.to(torch.int32)
+    return lists.contiguous() if held == width else F.pad(lists, (0, held - width), value=-1)
+
+
+def own_results(out: Tensor, lse: Tensor, num_heads: int) -> tuple[Tensor, Tensor]:
+    """(out [R, H, D_c], lse [R, H]) of results with padded heads; +inf becomes −inf."""
+    return out[:, :num_heads], empty_is_minus(lse[:, :num_heads])
+
+
+def empty_is_minus(lse: Tensor) -> Tensor:
+    """The lse with −inf, whichever infinity a row without keys has; NaN stays."""
+    return torch.nan_to_num(lse, nan=math.nan, posinf=-math.inf, neginf=-math.inf)
+
+
+def no_rows(q_latent: Tensor) -> tuple[Tensor, Tensor]:
+    """The results of a call without rows, which the libraries refuse."""
+    return torch.empty_like(q_latent), q_latent.new_empty(q_latent.shape[:2], dtype=torch.float32)

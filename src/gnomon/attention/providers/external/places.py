@@ -1,0 +1,189 @@
+"""Where the libraries of others are: an installed package, or a folder of unpacked files.
+
+In:  the folder of --provider-path (as shared/tools/fetch_anchors.sh leaves it; big files may be
+     xz-compressed), the packages of this Python.
+Out: files that can be loaded, loaded torch operators, imported modules.
+Errors: UnsupportedError that says what is missing or why it cannot be loaded; the caller turns it
+     into the reason of a Verdict.
+Compressed files are unpacked once into ~/.cache/gnomon/providers (XDG_CACHE_HOME is heeded), under
+the hash of what is in them. Packages inside vLLM are loaded from its folder without importing vLLM.
+Not here: what the libraries are called with (flashmla.py, deepgemm.py, fa3.py, flashinfer.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import logging
+import lzma
+import os
+import shutil
+import sys
+import tarfile
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from gnomon.errors import ConfigError, UnsupportedError
+
+logger = logging.getLogger(__name__)
+
+INSIDE_VLLM = (".", "vllm_flash_attn", "third_party")
+CANNOT_IMPORT = (ImportError, OSError, RuntimeError, AssertionError, AttributeError)
+
+
+class Places:
+    """The folders that may hold a library, the one that the user names first."""
+
+    def __init__(self, folder: str | None = None) -> None:
+        """ConfigError if ``folder`` is given and is none."""
+        self.folder = None if folder is None else Path(folder).expanduser()
+        if self.folder is not None and not self.folder.is_dir():
+            raise ConfigError(
+                f"provider_path is {folder!r}: it has to be a folder that holds libraries such as "
+                "_flashmla_C.abi3.so or deep_gemm"
+            )
+
+    def file(self, name: str) -> Path | None:
+        """The file ``name``; unpacked into the cache if only ``name``.xz is there."""
+        for folder in self._folders():
+            if (folder / name).exists():
+                return folder / name
+            if (folder / f"{name}.xz").exists():
+                return unpacked(folder / f"{name}.xz")
+        return None
+
+    def package(self, name: str) -> Path | None:
+        """The folder of a Python package; out of an archive NAME-*.tar.xz if need be."""
+        for folder in self._folders():
+            if (folder / name / "__init__.py").exists():
+                return folder / name
+            for archive in sorted(folder.glob(f"{name}*.tar.xz")):
+                return unpacked(archive) / name
+        return None
+
+    def operators(self, file: str, namespace: str, probe: str) -> Any | None:
+        """``torch.ops.NAMESPACE`` after loading ``file``; None if the file is nowhere.
+
+        ``probe``: an operator that shows that they are registered already.
+        """
+        found = getattr(torch.ops, namespace)
+        if hasattr(found, probe):
+            return found
+        path = self.file(file)
+        if path is None:
+            return None
+        try:
+            torch.ops.load_library(str(path))
+        except OSError as error:
+            raise UnsupportedError(f"{path} cannot be loaded: {_cause(error)}") from error
+        return found
+
+    def module(self, name: str) -> ModuleType | None:
+        """The package ``name``: out of a folder if one has it, else as it is installed."""
+        if name in sys.modules:
+            return sys.modules[name]
+        folder = self.package(name)
+        try:
+            if folder is not None:
+                return _imported_from(folder, name)
+            if importlib.util.find_spec(name) is not None:
+                return importlib.import_module(name)
+        except CANNOT_IMPORT as error:
+            raise UnsupportedError(f"{name} cannot be imported: {_cause(error)}") from error
+        return None
+
+    def _folders(self) -> list[Path]:
+        folders = [] if self.folder is None else [self.folder]
+        vllm = importlib.util.find_spec("vllm")  # finds, does not import
+        for root in () if vllm is None else vllm.submodule_search_locations or ():
+            folders += [Path(root) / part for part in INSIDE_VLLM]
+        return folders
+
+
+def missing(package: str, url: str, file: str) -> UnsupportedError:
+    """What to say where a library is not here."""
+    return UnsupportedError(
+        f"not installed; pip install git+{url} (import name {package}), or --provider-path DIR "
+        f"with {file}"
+    )
+
+
+def cuda_home(candidates: Sequence[str | None] | None = None) -> Path | None:
+    """The CUDA toolkit whose bin/nvcc exists: CUDA_HOME, CUDA_PATH, nvcc in PATH, /usr/local."""
+    if candidates is None:
+        nvcc = shutil.which("nvcc")
+        candidates = (
+            os.environ.get("CUDA_HOME"),
+            os.environ.get("CUDA_PATH"),
+            None if nvcc is None else str(Path(nvcc).resolve().parent.parent),
+            "/usr/local/cuda",
+        )
+    for candidate in candidates:
+        if candidate and (Path(candidate) / "bin" / "nvcc").exists():
+            return Path(candidate)
+    return None
+
+
+def unpacked(archive: Path) -> Path:
+    """The file in an .xz, or the folder in a .tar.xz, unpacked once and then reused."""
+    data = archive.read_bytes()
+    home = _cache_folder() / hashlib.sha256(data).hexdigest()[:24]
+    is_tar = archive.name.endswith(".tar.xz")
+    target = home if is_tar else home / archive.name.removesuffix(".xz")
+    if target.exists():
+        return target
+    home.parent.mkdir(parents=True, exist_ok=True)
+    logger.info("unpacking %s into %s", archive, home)
+    try:
+        with tempfile.TemporaryDirectory(dir=home.parent) as scratch:
+            fresh = Path(scratch) / "fresh"
+            fresh.mkdir()
+            if is_tar:
+                with tarfile.open(archive, "r:xz") as packed:
+                    packed.extractall(fresh, filter="data")
+            else:
+                with lzma.open(archive) as packed_file, (fresh / target.name).open("wb") as out:
+                    shutil.copyfileobj(packed_file, out, 1 << 20)
+            try:
+                fresh.rename(home)
+            except OSError:  # another process was faster
+                if not target.exists():
+                    raise
+    except (OSError, EOFError, lzma.LZMAError, tarfile.TarError) as error:
+        raise UnsupportedError(f"{archive} cannot be unpacked: {error}") from error
+    return target
+
+
+def _cache_folder() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "gnomon" / "providers"
+
+
+def _imported_from(folder: Path, name: str) -> ModuleType:
+    init = folder / "__init__.py"
+    spec = importlib.util.spec_from_file_location(
+        name, init, submodule_search_locations=[str(folder)]
+    )
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{init} is no package")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _cause(error: BaseException) -> str:
+    """The first line of what went wrong at the root."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,138 @@
+"""Adapters over libraries that keep to their contracts, against the operators' own specs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from gnomon.attention.dispatch import KernelSet
+from gnomon.attention.layouts.base import PagedPool
+from gnomon.attention.layouts.fp8_ds_mla_656 import Fp8LatentLayout
+from gnomon.attention.layouts.index_k_132 import Fp8IndexKeyLayout
+from gnomon.attention.providers.external import deepgemm, fa3, flashinfer, flashmla
+from gnomon.attention.routes import AttentionDims
+from gnomon.attention.spec import SPECS, Scale, check_provider
+from gnomon.attention.spec.model import Case
+from tests.unit.external.fakes import DeepGemmModule, Fa3Operators, FlashMlaOperators
+from tests.unit.external.flashinfer_fake import MlaWrapper
+
+BF16 = torch.bfloat16
+DIMS = AttentionDims(
+    num_heads=3,
+    kv_lora_rank=512,
+    qk_nope_head_dim=128,
+    qk_rope_head_dim=64,
+    v_head_dim=128,
+    index_topk=12,
+    index_num_heads=32,
+    index_head_dim=128,
+)
+SMALL = Scale(num_rows=7, num_keys=40, page_size=4, dims=DIMS)
+PAGES_OF_64 = replace(SMALL, num_keys=130, page_size=64)
+INDEX = Fp8IndexKeyLayout(128, BF16)
+
+
+def cases(op: str, scale: Scale) -> list[Case]:
+    return list(SPECS[op].cases(torch.Generator().manual_seed(5), BF16, scale))
+
+
+def checked(name: str, kernels: Any, op: str, case: Case) -> None:
+    result = check_provider(SPECS[op], KernelSet(name, 1, kernels), case, BF16)
+    assert result.is_ok, result
+
+
+def packed(pool: PagedPool, layout: Any) -> PagedPool:
+    """The entries of a plain pool in another layout."""
+    made: PagedPool = layout.allocate(pool.num_pages, pool.page_size)
+    layout.write(made, torch.arange(pool.num_slots), pool.typed())
+    return made
+
+
+@pytest.mark.parametrize("case", cases("sparse_mla", SMALL), ids=lambda case: case.label)
+def test_sparse_mla_over_plain_latents(case: Case) -> None:
+    operators = FlashMlaOperators()
+    kernels = flashmla.FlashMla(flashmla.library_of_operators(operators)).kernels()
+    checked("flashmla", kernels, "sparse_mla", case)
+    kernels = fa3.FlashAttention3(fa3.forward_of_operators(Fa3Operators())).kernels()
+    checked("fa3", kernels, "sparse_mla", case)
+    kernels = flashinfer.FlashInferMla(lambda device: MlaWrapper()).kernels()
+    checked("flashinfer", kernels, "sparse_mla", case)
+
+
+@pytest.mark.parametrize("case", cases("sparse_mla", SMALL), ids=lambda case: case.label)
+def test_sparse_mla_over_packed_latents(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    q, q_rope, pool, slots, count, scale = case.arguments
+    if "NaN" in case.label:
+        pool.typed().nan_to_num_(0.0)
+    own = packed(pool, Fp8LatentLayout(512, 64, read_dtype=BF16))
+    case = Case(case.label, (q, q_rope, own, slots, count, scale))
+    operators = FlashMlaOperators()
+    adapter = flashmla.FlashMla(flashmla.library_of_operators(operators))
+    checked("flashmla", adapter.kernels(), "sparse_mla", case)
+    checked("flashmla", adapter.kernels(), "sparse_mla", case)
+    assert operators.num_schedules == (1 if len(q) else 0), (
+        "a schedule serves every call of a shape"
+    )
+    monkeypatch.setattr(flashmla, "MOST_DECODE_ROWS", 2)  # the way of many rows
+    checked("flashmla", adapter.kernels(), "sparse_mla", case)
+
+
+def test_schedules_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    operators = FlashMlaOperators()
+    adapter = flashmla.FlashMla(flashmla.library_of_operators(operators))
+    monkeypatch.setattr(flashmla, "MOST_SCHEDULES", 2)
+    pool = Fp8LatentLayout(512, 64, read_dtype=BF16).allocate(2, 64)
+    for num_rows in (1, 2, 3, 3, 2, 1):
+        slots = torch.zeros(num_rows, 1, dtype=torch.int64)
+        query = torch.ones(num_rows, 3, 576, dtype=BF16)
+        count = torch.ones(num_rows, dtype=torch.int32)
+        adapter.sparse_mla(query[..., :512], query[..., 512:], pool, slots, count, 1.0)
+    assert operators.num_schedules == 4  # 1, 2, 3, and 1 again
+
+
+@pytest.mark.parametrize("num_heads", [1, 16, 64, 65, 128])
+def test_heads_are_padded_and_cut(num_heads: int) -> None:
+    dims = replace(DIMS, num_heads=num_heads)
+    case = cases("sparse_mla", replace(SMALL, num_rows=2, dims=dims))[0]
+    kernels = flashmla.FlashMla(flashmla.library_of_operators(FlashMlaOperators())).kernels()
+    checked("flashmla", kernels, "sparse_mla", case)
+
+
+@pytest.mark.parametrize("case", cases("dense_mha", SMALL), ids=lambda case: case.label)
+def test_dense_mha(case: Case) -> None:
+    kernels = fa3.FlashAttention3(fa3.forward_of_operators(Fa3Operators())).kernels()
+    checked("fa3", kernels, "dense_mha", case)
+
+
+@pytest.mark.parametrize("first", [-3, 0, 1, 4, 30, 40, 55])
+def test_dense_mha_over_a_part_of_the_context(first: int) -> None:
+    """Rows before, in and behind a chunk of 40 keys: none, some or all of it."""
+    typical = cases("dense_mha", SMALL)[0].arguments
+    q = typical[0]
+    k, v = (torch.randn(40, 3, n, dtype=BF16) for n in (192, 128))
+    visible = torch.arange(first, first + len(q)).clamp(0, 40).to(torch.int32)
+    kernels = fa3.FlashAttention3(fa3.forward_of_operators(Fa3Operators())).kernels()
+    checked("fa3", kernels, "dense_mha", Case(f"from {first}", (q, k, v, visible, 0.1)))
+
+
+@pytest.mark.parametrize("case", cases("index_scores", SMALL), ids=lambda case: case.label)
+def test_index_scores(case: Case) -> None:
+    q, weights, keys, count, scale = case.arguments
+    case = Case(
+        case.label, (INDEX.round_queries(q), weights, INDEX.round_queries(keys), count, scale)
+    )
+    kernels = deepgemm.DeepGemm(DeepGemmModule(), 132).kernels()
+    checked("deepgemm", kernels, "index_scores", case)
+
+
+@pytest.mark.parametrize("case", cases("index_scores_paged", PAGES_OF_64), ids=lambda c: c.label)
+def test_index_scores_paged(case: Case) -> None:
+    q, weights, pool, pages, count, scale = case.arguments
+    pool.typed().nan_to_num_(3.0)
+    own = packed(pool, INDEX)
+    case = Case(case.label, (INDEX.round_queries(q), weights, own, pages, count, scale))
+    kernels = deepgemm.DeepGemm(DeepGemmModule(), 132).kernels()
+    checked("deepgemm", kernels, "index_scores_paged", case)
