@@ -1,15 +1,17 @@
 """`make demo`: start a server, talk to it with the official openai client, stop it.
 
 In:  nothing; a model may be named as the first argument, as for `gnomon serve`.
-Out: a streamed chat, a batch of mixed prompts at the same time, a long prompt twice, each with
-     what came and how fast. Exit code 0 only if everything was answered and the server went down
-     in good order.
+Out: a number planted in a text of 3,000 tokens and asked for, then another one of the same text,
+     which is in the cache by now; a sum; a batch of mixed prompts at the same time: each with what
+     came and how fast. Exit code 0 only if both numbers and the sum are right (of a random model
+     only: that answers came), everything was answered and the server went down in good order.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import random
 import re
 import signal
 import subprocess
@@ -21,18 +23,23 @@ import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import openai
 from rich.console import Console
 from rich.markup import escape
-from rich.panel import Panel
 from rich.rule import Rule
 from rich.table import Table
 
+from gnomon.evaluate.needle_context import draw_context
+
 START_LIMIT_S = 300
 STOP_LIMIT_S = 60
-LONG_WORDS = "At noon the shadow is short and points to the north. "
+SEED = 33  # of the text and of what is planted in it
+TEXT_CHARS = 7_700  # about 3,000 tokens of the built-in model
+DEPTHS = (0.35, 0.8)  # of the planted numbers
+SUM = ("What is 378 + 256?", "634")
 BATCH = (
     ("The shadow of the pin", 48, 0.0),
     ("Four score and seven years ago", 32, 0.8),
@@ -101,10 +108,11 @@ def main() -> int:
     began = time.perf_counter()
     try:
         with running_server(model) as url, client_of(url) as client:
-            name = introduce(client)
-            stream_a_chat(client, name)
+            name, knows_nothing = introduce(client)
+            look_numbers_up(client, name, knows_nothing)
+            console.print(Rule("a sum"))
+            check(ask(client, name, SUM[0], SUM[0]), SUM[1], knows_nothing)
             answer_a_crowd(client, name)
-            read_a_long_prompt(client, name)
     except (DemoError, openai.OpenAIError) as error:
         console.print(f"[bold red]the demo failed:[/] {escape(str(error))}")
         return 1
@@ -125,7 +133,7 @@ def running_server(model: list[str]) -> Iterator[str]:
             env={**os.environ, "PYTHONUNBUFFERED": "1"},
         )
         try:
-            yield wait_until_ready(process, log.name)
+            yield wait_until_ready(process, Path(log.name))
             stop(process)
         finally:
             if process.poll() is None:
@@ -133,7 +141,7 @@ def running_server(model: list[str]) -> Iterator[str]:
                 process.wait()
 
 
-def wait_until_ready(process: subprocess.Popen[str], log: str) -> str:
+def wait_until_ready(process: subprocess.Popen[str], log: Path) -> str:
     """Wait for the address and for /ready, showing the last line of the server's log."""
     lines: list[str] = []
     assert process.stdout is not None
@@ -143,15 +151,15 @@ def wait_until_ready(process: subprocess.Popen[str], log: str) -> str:
     with console.status("starting gnomon serve") as status:
         while time.monotonic() - began < START_LIMIT_S:
             if process.poll() is not None:
-                raise DemoError(f"the server ended with code {process.returncode}:\n{read(log)}")
-            last = (read(log).strip().splitlines() or ["starting"])[-1]
+                raise DemoError(f"the server ended, code {process.returncode}:\n{log.read_text()}")
+            last = (log.read_text().strip().splitlines() or ["starting"])[-1]
             status.update(f"{escape(last)} ({time.monotonic() - began:.0f} s)")
             found = re.search(r"at (http\S+)/v1", lines[0]) if lines else None
             if found and is_ready(found[1]):
                 console.print(f"[green]ready[/] after {time.monotonic() - began:.1f} s: {found[1]}")
                 return found[1]
             time.sleep(0.1)
-    raise DemoError(f"the server was not ready within {START_LIMIT_S} s:\n{read(log)}")
+    raise DemoError(f"the server was not ready within {START_LIMIT_S} s:\n{log.read_text()}")
 
 
 def stop(process: subprocess.Popen[str]) -> None:
@@ -165,32 +173,55 @@ def stop(process: subprocess.Popen[str]) -> None:
         raise DemoError(f"the server stopped with code {code}")
 
 
-def introduce(client: openai.OpenAI) -> str:
-    """Say which model is served; its name."""
+def introduce(client: openai.OpenAI) -> tuple[str, bool]:
+    """Say which model is served; its name, and whether its weights are random."""
     [model] = client.models.list().data
     root = str(model.to_dict()["root"])
     length = model.to_dict()["max_model_len"]
     console.print(f"model [bold]{escape(model.id)}[/], context of {length} tokens")
-    if root.startswith("random:"):
+    is_random = root.startswith("random:")
+    if is_random:
         console.print(
             "[dim]its weights are random: the machinery is real, what it says is noise[/]"
         )
-    return str(model.id)
+    return str(model.id), is_random
 
 
-def stream_a_chat(client: openai.OpenAI, model: str) -> None:
-    """One conversation, printed as it comes."""
-    console.print(Rule("a chat, streamed"))
-    question = "Which way is north?"
-    console.print(f"[bold cyan]user[/]       {question}")
+def look_numbers_up(client: openai.OpenAI, model: str, knows_nothing: bool) -> None:
+    """Plant numbers in a long text and ask for two of them; the second time it is in the cache."""
+    context = draw_context(random.Random(SEED), TEXT_CHARS, DEPTHS, num_keys=4)
+    console.print(Rule("numbers planted in a long text"))
+    found = []
+    for asked in context.asked:
+        planted = re.findall(rf"[^.\n]*{asked.fact.value}\.", context.text)[0].strip()
+        console.print(f"planted at {asked.depth:.0%}: [yellow]{escape(planted)}[/]")
+        shown = f"[dim]({len(context.text):,} characters of text)[/] {escape(asked.question)}"
+        found.append(ask(client, model, context.prompt(asked), shown))
+        check(found[-1], asked.fact.value, knows_nothing)
+    first, second = found
+    if second.num_cached == 0:
+        raise DemoError("the second question should have found the text in the cache")
+    console.print(f"from the cache: {first.first_s / second.first_s:.1f} times as fast")
+
+
+def check(answer: Timed, expected: str, knows_nothing: bool) -> None:
+    """DemoError if the answer is wrong; of a model that knows nothing, if there is none."""
+    if not answer.num_tokens or (expected not in answer.text and not knows_nothing):
+        raise DemoError(f"the answer should be {expected}, and it is {answer.text!r}")
+    if expected in answer.text:
+        console.print(f"[green]right[/]: {expected} it is")
+
+
+def ask(client: openai.OpenAI, model: str, message: str, shown: str) -> Timed:
+    """One question, its answer printed as it comes."""
+    console.print(f"[bold cyan]user[/]       {shown}", highlight=False)
     console.print("[bold magenta]assistant[/]  ", end="")
     timed = Timed()
     stream = client.chat.completions.create(
         model=model,
-        messages=[{"role": "user", "content": question}],
-        max_tokens=64,
-        temperature=0.7,
-        seed=12,
+        messages=[{"role": "user", "content": message}],
+        max_tokens=32,
+        temperature=0.0,
         stream=True,
         stream_options={"include_usage": True},
     )
@@ -198,8 +229,7 @@ def stream_a_chat(client: openai.OpenAI, model: str) -> None:
         console.print(timed.take(chunk), end="", markup=False, highlight=False)
     console.print()
     console.print(f"[dim]{timed.summary()}[/]")
-    if not timed.num_tokens:
-        raise DemoError("the chat brought no token")
+    return timed
 
 
 def answer_a_crowd(client: openai.OpenAI, model: str) -> None:
@@ -210,8 +240,8 @@ def answer_a_crowd(client: openai.OpenAI, model: str) -> None:
         answers = list(pool.map(lambda one: complete(client, model, *one), BATCH))
     seconds = time.perf_counter() - began
     table = Table(expand=True)
-    for name, style in (("prompt", "cyan"), ("text", "")):
-        table.add_column(name, style=style, no_wrap=True, overflow="ellipsis", ratio=2)
+    for name in ("prompt", "text"):
+        table.add_column(name, no_wrap=True, overflow="ellipsis", ratio=2)
     for name in ("new", "first ms", "tok/s", "finish"):
         table.add_column(name, justify="right", no_wrap=True)
     for (prompt, _, _), timed in zip(BATCH, answers, strict=True):
@@ -229,20 +259,6 @@ def answer_a_crowd(client: openai.OpenAI, model: str) -> None:
     for (prompt, limit, _), timed in zip(BATCH, answers, strict=True):
         if timed.finish not in ("stop", "length") or timed.num_tokens > limit:
             raise DemoError(f"{prompt!r} was not answered: {timed.summary()}")
-
-
-def read_a_long_prompt(client: openai.OpenAI, model: str) -> None:
-    """A prompt of half the context, twice: the second time it is in the cache."""
-    length = int(str(client.models.retrieve(model).to_dict()["max_model_len"]))
-    console.print(Rule("a long prompt, and the same again"))
-    prompt = LONG_WORDS * max(1, min(length, 4096) // 40)
-    first, second = (complete(client, model, prompt, 16, 0.0) for _ in range(2))
-    console.print(f"cold    {first.summary()}", highlight=False)
-    console.print(f"cached  {second.summary()}", highlight=False)
-    if second.num_cached == 0 or second.text != first.text:
-        raise DemoError("the second answer should have used the cache and said the same")
-    ratio = first.first_s / second.first_s
-    console.print(Panel(f"the cached prompt was answered {ratio:.1f} times as fast", expand=False))
 
 
 def complete(
@@ -274,12 +290,6 @@ def is_ready(url: str) -> bool:
     with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/ready", timeout=5) as answer:
         return bool(answer.status == 200)
     return False
-
-
-def read(path: str) -> str:
-    """The text of a file so far."""
-    with open(path, encoding="utf-8", errors="replace") as lines:
-        return lines.read()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """One real server for the session: uvicorn on loopback in a thread, the engine in its process.
 
 Out: `server` (addresses, the engine, a way to read the metrics), `client` (the official openai
-     client). The model is the built-in random one with a small cache, few seats and a short queue,
+     client). The model is a shallow random one with a small cache, few seats and a short queue,
      so that limits can be reached.
 """
 
@@ -22,7 +22,7 @@ from gnomon.server.app import create_app
 from gnomon.server.serving import DrainingServer, bind, url_of
 from gnomon.server.settings import ServerSettings
 
-MODEL = "random:deepseek_v32,layers=2"  # the built-in one, but shallow
+MODEL = "random:deepseek_v32,layers=2"  # random weights: fast, and any text will do
 LIMITS = {
     "max_num_seqs": 8,
     "max_queue_size": 16,

@@ -23,15 +23,14 @@ from gnomon.engine.config import EngineConfig
 from gnomon.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
-    from gnomon.engine.sampling_params import SamplingParams
     from gnomon.frontend.async_llm import AsyncLLM, DeltaIterator
 
 EXAMPLES = """\b
 Examples:
-  gnomon chat                                 the small built-in model, in this process
+  gnomon chat                                 the small trained model that ships, in this process
   gnomon chat /models/GLM-5 --temperature 0.7
   gnomon chat --url http://localhost:8000     a server that runs already
-  gnomon chat --quick "Which way is north?"   one answer
+  gnomon chat --quick "What is 378 + 256?"    one answer
 """
 HELP = "/reset forgets the conversation, /exit ends, Ctrl-C stops an answer"
 
@@ -70,7 +69,7 @@ def chat(
     """Talk to a model in the terminal."""
     config = with_model(config, model_argument)
     partner = (
-        _LocalPartner(config, sampling.params())
+        _LocalPartner(config, sampling)
         if url is None
         else ChatClient(url, api_key, _remote_fields(sampling, config))
     )
@@ -143,15 +142,16 @@ def _remote_fields(sampling: SamplingFlags, config: EngineConfig) -> dict[str, o
 class _LocalPartner:
     """An engine of our own. Its event loop runs while it answers."""
 
-    def __init__(self, config: EngineConfig, params: SamplingParams) -> None:
+    def __init__(self, config: EngineConfig, sampling: SamplingFlags) -> None:
         from gnomon.cli.progress import LoadingDisplay
         from gnomon.frontend.async_llm import AsyncLLM
 
-        self._params = params
+        sampling.params()  # refuses what is wrong before anything is loaded
         self._runner = asyncio.Runner()
         self._numbers = itertools.count()
         with LoadingDisplay(config.model or "the built-in model") as display:
             self._llm: AsyncLLM = AsyncLLM(config, display.report)
+        self._params = sampling.params(defaults=self._llm.info.generation_defaults)
 
     def reply(self, messages: Messages) -> Iterator[str]:
         """The pieces of the next answer; Ctrl-C comes out as KeyboardInterrupt."""

@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 NEEDLE_EXAMPLES = """\b
 Examples:
-  gnomon eval needle                                 the small built-in model, in this process
+  gnomon eval needle                                 the small trained model that ships
   gnomon eval needle --lengths 512,4096 --samples 10 --picture needle.png
   gnomon eval needle --hf-overrides '{"index_topk": 1}'    see what selection is worth
   gnomon eval needle --url http://localhost:8000 --json needle.json

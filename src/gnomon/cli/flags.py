@@ -58,7 +58,9 @@ def with_flags(**classes: type) -> Callable[[Callable[..., None]], Callable[...,
 
 ModelArgument = Annotated[
     str | None,
-    typer.Argument(metavar="MODEL", help="Folder, random:NAME,key=value, or nothing."),
+    typer.Argument(
+        metavar="MODEL", help="Folder, random:NAME,key=value, or nothing: a small trained one."
+    ),
 ]
 
 

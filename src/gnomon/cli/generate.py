@@ -51,13 +51,14 @@ def generate(
 ) -> None:
     """Complete prompts without a server."""
     texts = _prompts(prompts or [], file)
-    params = sampling.params(n=choices)
+    sampling.params(n=choices)  # refuses what is wrong before anything is loaded
     from gnomon.cli.progress import LoadingDisplay
     from gnomon.frontend.llm import LLM
 
     with LoadingDisplay(config.model or "the built-in model") as display:
         flags: dict[str, Any] = dict(config.given())
         llm = LLM(progress=display.report, **flags)
+    params = sampling.params(n=choices, defaults=llm.core.info.generation_defaults)
     for output in llm.generate(texts, params):
         if as_json:
             print(json.dumps(_fields(output), ensure_ascii=False))

@@ -26,7 +26,7 @@ API_KEY_VARIABLE = "GNOMON_API_KEY"
 
 EXAMPLES = """\b
 Examples:
-  gnomon serve                             the small built-in model
+  gnomon serve                             the small trained model that ships
   gnomon serve /models/GLM-5 --port 9000   a folder in Hugging Face layout
   gnomon serve random:glm_moe_dsa,layers=4,seed=1
   gnomon serve --max-model-len 2048 --kv-cache-memory 512MiB --api-key secret

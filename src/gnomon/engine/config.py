@@ -37,9 +37,7 @@ class EngineConfig:
 
     model: A[
         str | None,
-        Flag(
-            "folder in Hugging Face layout, or random:NAME,key=value; not given: a small built-in"
-        ),
+        Flag("folder in Hugging Face layout, or random:NAME,key=value; not given: gnomon's own"),
     ] = None
     tokenizer: A[str | None, Flag("folder of tokenizer.json; not given: the model's own")] = None
     served_model_name: A[str | None, Flag("name in /v1/models; not given: the model's label")] = (
@@ -94,6 +92,22 @@ class EngineConfig:
     attention_provider: A[
         str, Flag("who computes the attention operators: auto, or a provider's name")
     ] = "auto"
+    prefill_backend: A[
+        str, Flag("who attends in prefill and mixed steps: auto, or flashmla, fa3, triton, ...")
+    ] = "auto"
+    decode_backend: A[
+        str, Flag("who attends in decode steps: auto, or flashmla, fa3, triton, ...")
+    ] = "auto"
+    index_backend: A[
+        str, Flag("who computes index scores: auto, or deepgemm, triton, torch, ...")
+    ] = "auto"
+    moe_backend: A[str, Flag("who computes the experts: auto, or deepgemm, triton, torch, ...")] = (
+        "auto"
+    )
+    provider_path: A[
+        str | None,
+        Flag("folder of libraries that are not installed: _flashmla_C.abi3.so, deep_gemm, ..."),
+    ] = None
     deterministic: A[
         bool,
         Flag("the bits of an answer do not depend on other requests (float32; costs speed)"),

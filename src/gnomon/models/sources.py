@@ -1,6 +1,7 @@
 """From what a user calls a model to a model that can run.
 
-In:  a folder, "random:FAMILY,key=value,...", or None for the default; then dtype and device.
+In:  a folder, "random:FAMILY,key=value,...", or None for the small trained model that ships with
+     gnomon (assets/tiny); then dtype and device.
 Out: `parse_model_spec` -> `ModelSource`: the checked config and where weights come from, nothing
      read but config.json; `open_model` -> `LoadedModel`: the model with its weights.
      `ConfigError` for an unknown spelling (with the nearest known one), a folder that is not there,
@@ -19,6 +20,7 @@ from pathlib import Path
 import torch
 
 from gnomon.errors import ConfigError
+from gnomon.models.built_in import built_in_folder
 from gnomon.models.checkpoint import Checkpoint, read_checkpoint
 from gnomon.models.config import Family, ModelConfig
 from gnomon.models.config_reading import NEEDS_FILES, read_config
@@ -33,7 +35,7 @@ from gnomon.models.tiny_shapes import tiny_shape
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_SPEC = f"{RANDOM_PREFIX}{Family.DEEPSEEK_V32}"
+RANDOM_EXAMPLE = f"{RANDOM_PREFIX}{Family.DEEPSEEK_V32},layers=4"
 SAMPLE_BYTES = 4096
 
 
@@ -77,7 +79,7 @@ def parse_model_spec(
 
     `default_vocab_size` is for a random model that does not state its own: it fits the tokenizer.
     """
-    text = DEFAULT_SPEC if spec is None else str(spec)
+    text = str(built_in_folder() if spec is None else spec)
     if not text.startswith(RANDOM_PREFIX):
         folder = _existing_folder(text)
         config = read_config(folder, overrides)
@@ -144,7 +146,8 @@ def _existing_folder(text: str) -> Path:
     )
     raise ConfigError(
         f"Model '{text}' {what}. Give the path of a folder with the model's files, or "
-        f"{DEFAULT_SPEC},layers=4 for random weights. {NEEDS_FILES}"
+        f"{RANDOM_EXAMPLE} for random weights, or no model for the small built-in one. "
+        f"{NEEDS_FILES}"
     )
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from gnomon.errors import CheckpointError, ConfigError
+from gnomon.models.built_in import built_in_folder
 from gnomon.models.config import Family
 from gnomon.models.config_reading import read_config
 from gnomon.models.export import save_checkpoint
@@ -37,9 +38,18 @@ def test_random_spec_without_settings_is_the_tiny_shape(family: Family) -> None:
     assert parse_model_spec(f"random:{family}").config == read_config(tiny_shape(family))
 
 
-def test_default_is_a_random_model_that_fits_the_tokenizer() -> None:
+def test_default_is_the_trained_model_that_ships() -> None:
     source = parse_model_spec(None, default_vocab_size=777, default_seed=3)
-    assert source.config.model_type is Family.DEEPSEEK_V32
+    assert source.folder is not None
+    assert source.folder == built_in_folder()
+    assert (source.label, source.config.model_type) == ("tiny", Family.DEEPSEEK_V32)
+    assert source.config == read_config(source.folder), "a folder's vocabulary is its own"
+    changed = parse_model_spec(None, overrides={"index_topk": 5})
+    assert changed.config.index_topk == 5
+
+
+def test_a_random_model_fits_the_tokenizer() -> None:
+    source = parse_model_spec("random:deepseek_v32", default_vocab_size=777, default_seed=3)
     assert (source.config.vocab_size, source.seed, source.folder) == (777, 3, None)
     stated = parse_model_spec("random:glm_moe_dsa,vocab=99,seed=0", default_vocab_size=777)
     assert (stated.config.vocab_size, stated.seed) == (99, 0)

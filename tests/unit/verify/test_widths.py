@@ -26,7 +26,12 @@ def test_packed_layouts_get_published_widths(family: str) -> None:
 
 @pytest.mark.parametrize("layout", ["auto", "bfloat16", "fp8", "fp8_ds_mla", "fp32_80"])
 def test_layouts_that_fit_change_nothing(layout: str) -> None:
-    assert widths_for(None, {}, layout) == {}
+    assert widths_for("random:deepseek_v32", {}, layout) == {}
+
+
+def test_a_folder_is_as_wide_as_it_is() -> None:
+    for layout in ("fp8_ds_mla_656", "bf16"):
+        assert widths_for(None, {}, layout) == widths_for("/a/folder", {}, layout) == {}
 
 
 def test_what_the_user_gave_stays() -> None:
@@ -40,6 +45,6 @@ def test_what_the_user_gave_stays() -> None:
 
 
 def test_unknown_layouts_are_left_to_the_engine() -> None:
-    assert widths_for(None, {}, "fp8_ds_mla_657") == {}
+    assert widths_for("random:deepseek_v32", {}, "fp8_ds_mla_657") == {}
     with pytest.raises(ConfigError, match="'fp8_ds_mla_657' is not available"):
         Context(VerifySettings.of(kv_layout="fp8_ds_mla_657")).survey()

@@ -61,11 +61,14 @@ def _rope_cases(generator: Generator, dtype: torch.dtype, scale: Scale) -> Itera
         yield Case(f"{kind}, heads", (x, rows))
         yield Case(f"{kind}, one head", (x[:, 0].contiguous(), rows))
         yield Case(
-            f"{kind}, a slice", (normal(generator, (*x.shape[:2], 40), dtype)[..., 16:], rows)
+            f"{kind}, a slice",
+            (normal(generator, (*x.shape[:2], 16 + 3 * dim), dtype)[..., 16:], rows),
         )
         odd = normal(generator, (*x.shape[:2], 17 + dim), dtype)[..., 17:]
         yield Case(f"{kind}, a slice of rows of odd width", (odd, rows))
-        yield Case(f"{kind}, first columns", (normal(generator, (*x.shape[:2], 24), dtype), rows))
+        yield Case(
+            f"{kind}, first columns", (normal(generator, (*x.shape[:2], 3 * dim), dtype), rows)
+        )
         far = rope_rows([30000, 0], dim, is_interleaved)
         yield Case(f"{kind}, far", (x[:2], far))
         yield Case(f"{kind}, no rows", (x[:0], rope_rows([], dim, is_interleaved)))
