@@ -79,7 +79,7 @@ class Places:
         if path is None:
             return None
         try:
-            torch.ops.load_library(str(path))
+            torch.ops.load_library(str(path))  # type: ignore[no-untyped-call]  # torch has no types
         except OSError as error:
             raise UnsupportedError(f"{path} cannot be loaded: {_cause(error)}") from error
         return found

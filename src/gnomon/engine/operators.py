@@ -1,0 +1,136 @@
+"""Operators of a run, bound by phase: for decode steps and for all others, and why each was taken.
+
+In:  EngineConfig (attention_provider and the *_backend flags), what the run needs, the providers.
+Out: BoundOperators. ConfigError for a name or a backend that cannot be meant, UnsupportedError for
+     a forced provider that cannot run here; both before a weight is read, with what can.
+A step decodes if every request has a row or few (its plan has a graph key); mixed steps count as
+prefill. A backend flag forces those operators of its group that the provider has kernels for.
+Not here: the choice itself (attention/dispatch.py), capturing (graphs.py).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from gnomon.attention.dispatch import (
+    OPERATORS,
+    Choice,
+    OpNeed,
+    Provider,
+    bind_operators,
+    explain_rows,
+)
+from gnomon.attention.ops.operators import Operators
+from gnomon.attention.plan import StepPlan
+from gnomon.attention.providers.ranking import fastest
+from gnomon.engine.config import EngineConfig
+from gnomon.errors import ConfigError, UnsupportedError
+
+logger = logging.getLogger(__name__)
+
+PREFILL, DECODE = "prefill", "decode"
+BACKENDS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "prefill_backend": ((PREFILL,), ("sparse_mla", "dense_mha")),
+    "decode_backend": ((DECODE,), ("sparse_mla",)),
+    "index_backend": ((PREFILL, DECODE), ("index_scores", "index_scores_paged")),
+    "moe_backend": ((PREFILL, DECODE), ("moe", "moe_fp8")),
+}
+"""Flag -> (phases, operators)."""
+
+
+@dataclass(frozen=True, slots=True)
+class BoundOperators:
+    """Operators by phase.
+
+    ``decode``: None where it is in no operator another set than ``usual``, which serves all other
+    steps. ``graph``: those of decode if a CUDA graph may capture them all, else None.
+    """
+
+    usual: Operators
+    decode: Operators | None
+    graph: Operators | None
+    choices: tuple[Choice, ...]
+    decode_choices: tuple[Choice, ...]
+
+    def rows(self) -> list[tuple[str, str, str, str]]:
+        """As dispatch.explain_rows; an operator whose phases differ has a row for each."""
+        return phase_rows(self.choices, self.decode_choices)
+
+
+def phase_rows(
+    choices: Sequence[Choice], decode_choices: Sequence[Choice]
+) -> list[tuple[str, str, str, str]]:
+    """As dispatch.explain_rows; an operator whose phases differ has a row for each."""
+    rows = []
+    for one, other in zip(explain_rows(choices), explain_rows(decode_choices), strict=True):
+        if one == other:
+            rows.append(one)
+        else:
+            rows += [(f"{one[0]}, {PREFILL}", *one[1:]), (f"{other[0]}, {DECODE}", *other[1:])]
+    return rows
+
+
+def operators_for(plan: StepPlan, usual: Operators, decode: Operators | None) -> Operators:
+    """The operators for an eager step with this plan."""
+    return usual if decode is None or plan.graph_key is None else decode
+
+
+def bind_phases(
+    config: EngineConfig, need: OpNeed, providers: Sequence[Provider], has_graphs: bool
+) -> BoundOperators:
+    """Bind all phases. ``has_graphs``: decode shall be captured, where its operators may be."""
+    usual, choices = _bind(config, replace(need, phase=PREFILL), providers)
+    decode_need = replace(need, phase=DECODE)
+    if has_graphs:
+        try:
+            decode, decode_choices = _bind(config, replace(decode_need, is_graph=True), providers)
+        except UnsupportedError as error:
+            logger.warning("decode runs without CUDA graphs: %s", error)
+        else:
+            own = None if decode.kernels == usual.kernels else decode
+            return BoundOperators(usual, own, decode, choices, decode_choices)
+    decode, decode_choices = _bind(config, decode_need, providers)
+    own = None if decode.kernels == usual.kernels else decode
+    return BoundOperators(usual, own, None, choices, decode_choices)
+
+
+def _bind(
+    config: EngineConfig, need: OpNeed, providers: Sequence[Provider]
+) -> tuple[Operators, tuple[Choice, ...]]:
+    forced: dict[str, str] = {}
+    if config.attention_provider != "auto":
+        forced = dict.fromkeys(OPERATORS, config.attention_provider)
+    flags = []
+    for flag, (phases, group) in BACKENDS.items():
+        name = getattr(config, flag)
+        if name != "auto" and need.phase in phases:
+            forced.update(dict.fromkeys(_served(flag, name, group, need, providers), name))
+            flags.append(f"{flag} {name}")
+    try:
+        return bind_operators(need, providers, forced, fastest)
+    except UnsupportedError as error:
+        if not flags:
+            raise
+        raise UnsupportedError(f"{error} (given: {', '.join(flags)})") from error
+
+
+def _served(
+    flag: str, name: str, group: Sequence[str], need: OpNeed, providers: Sequence[Provider]
+) -> list[str]:
+    """The operators of a group that the provider ``name`` has kernels for, at least one."""
+
+    def has(provider: Provider, op: str) -> bool:
+        return op in OPERATORS and provider.supports(op, need).has_kernel
+
+    provider = next((one for one in providers if one.name == name), None)
+    served = [] if provider is None else [op for op in group if has(provider, op)]
+    if not served:
+        able = sorted({one.name for one in providers for op in group if has(one, op)})
+        what = "there is no such provider" if provider is None else "it has none of these kernels"
+        raise ConfigError(
+            f"{flag} is {name!r}: {what}. For {', '.join(group)} there are: {', '.join(able)}; "
+            f"or leave {flag} out"
+        )
+    return served
