@@ -167,7 +167,7 @@ def test_token_ids_only():
         bare.get_tokenizer()
 
 
-@pytest.mark.parametrize("part", ["builder.build", "runner.run", "sampler.sample"])
+@pytest.mark.parametrize("part", ["builder.build", "runner.run", "sampler.launch"])
 def test_an_interrupt_leaves_an_idle_engine(llm, monkeypatch, part):
     """Whichever part of the third step is interrupted."""
     owner_name, name = part.split(".")

@@ -124,7 +124,18 @@ class StepChecker:
         self._inspector.begin_step(plan, request_ids, layers, turn)
         if layers is None or turn == 0:
             geometry.check(self._num_pages)
-        return self._checked if ops is None else self._checking(ops)
+        return self._checked if ops is None or ops is self._plain else self._checking(ops)
+
+    def skip_step(self) -> bool:
+        """True, and the step is counted, if nothing of the next step is to be checked.
+
+        For whoever runs a step by operators that cannot be looked at (a captured graph).
+        """
+        due = layers_to_check(self._step + 1, self._num_layers)
+        if self.level is CheckLevel.FULL or (self.level is CheckLevel.SAMPLED and due):
+            return False
+        self._step += 1
+        return True
 
     def _checking(self, ops: Operators) -> CheckedOperators:
         return CheckedOperators(ops, self._providers, self._inspector)
@@ -140,12 +151,13 @@ class CheckedOperators(Operators):
     def __init__(self, ops: Operators, providers: Mapping[str, str], inspector: Inspector) -> None:
         self._inner = ops
         self._inspector = inspector
-        self._providers = providers
+        self._providers = {**providers, **ops.providers}
         super().__init__(
             {
-                op: CheckedKernel(op, kernel, providers.get(op, "unknown"), inspector)
+                op: CheckedKernel(op, kernel, self._providers.get(op, "unknown"), inspector)
                 for op, kernel in ops.kernels.items()
-            }
+            },
+            self._providers,
         )
 
     def begin_layer(self, layer: int) -> None:

@@ -18,16 +18,21 @@ import torch
 
 from gnomon import __version__
 from gnomon.attention.checked import CheckLevel, StepChecker
-from gnomon.attention.dispatch import Choice, OpNeed, bind_operators, explain_rows
+from gnomon.attention.decode_plan import decode_buckets
+from gnomon.attention.dispatch import Choice, OpNeed
 from gnomon.attention.ops.operators import Operators
-from gnomon.attention.plan import Budget
+from gnomon.attention.plan import Budget, Capabilities
 from gnomon.attention.providers import builtin_providers
+from gnomon.attention.providers.external import external_providers
 from gnomon.attention.recording import Recording
 from gnomon.attention.routes import DensePolicy, RoutePolicy
 from gnomon.cache.pages import PagePool
 from gnomon.cache.tensors import CacheTensors
 from gnomon.engine.batch import BatchBuilder, BatchRules
 from gnomon.engine.config import EngineConfig
+from gnomon.engine.graphs import CudaRecorder, DecodeGraphs, GraphRules, Recorder
+from gnomon.engine.info import engine_info
+from gnomon.engine.operators import bind_phases, phase_rows
 from gnomon.engine.record import RecordRules, StepRecorder
 from gnomon.engine.record_witness import Subject, Witness
 from gnomon.engine.resolve import ResolvedConfig, probe_machine, resolve
@@ -45,6 +50,7 @@ from gnomon.models.sources import LoadedModel, ModelSource, open_model, parse_mo
 Progress = Callable[[str, int, int], None]  # (stage, done, total)
 
 FIXED_ROW_MULTIPLE = 16  # see batch.py
+GPU_BUDGET = Budget(score_bytes=512 << 20, context_rows=32768)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +76,13 @@ class Survey:
     ops: Operators
     choices: tuple[Choice, ...]
     recording: RecordRules | None = None
+    graph_ops: Operators | None = None  # for captured decode steps; None: every step runs eagerly
+    decode_ops: Operators | None = None  # for eager decode steps; None: ``ops``
+    decode_choices: tuple[Choice, ...] = ()
+
+    def operator_rows(self) -> list[tuple[str, str, str, str]]:
+        """Who runs what and why, phase by phase where they differ."""
+        return phase_rows(self.choices, self.decode_choices or self.choices)
 
 
 def survey(config: EngineConfig, default_vocab_size: int | None = None) -> Survey:
@@ -90,10 +103,22 @@ def survey(config: EngineConfig, default_vocab_size: int | None = None) -> Surve
         latent_layout=resolved.latent_layout.id,
         index_layout=resolved.index_layout.id,
         is_deterministic=config.deterministic,
+        page_size=config.block_size,
+        capability=torch.cuda.get_device_capability() if machine.device == "cuda" else None,
     )
-    forced = None if config.attention_provider == "auto" else config.attention_provider
-    ops, choices = bind_operators(need, builtin_providers(), forced)
-    return Survey(source, resolved, ops, choices, RecordRules.of(config))
+    providers = (*builtin_providers(), *external_providers(config.provider_path))
+    has_graphs = machine.device == "cuda" and not config.enforce_eager
+    bound = bind_phases(config, need, providers, has_graphs)
+    return Survey(
+        source,
+        resolved,
+        bound.usual,
+        bound.choices,
+        RecordRules.of(config),
+        bound.graph,
+        bound.decode,
+        bound.decode_choices,
+    )
 
 
 def assemble(
@@ -113,17 +138,22 @@ def assemble(
         lambda step: progress("weights", step.bytes_done, step.bytes_total),
         num_positions=resolved.max_model_len,
     )
-    return put_together(found, loaded)
+    return put_together(found, loaded, progress=progress)
 
 
 def put_together(
-    found: Survey, loaded: LoadedModel, rows: int | None = None, budget: Budget | None = None
+    found: Survey,
+    loaded: LoadedModel,
+    rows: int | None = None,
+    budget: Budget | None = None,
+    progress: Progress | None = None,
+    recorder: Recorder | None = None,
 ) -> Parts:
     """An engine over a model that is loaded already: a cache of its own, the weights shared.
 
     `loaded` has the config of `found.source` and positions for `found.resolved.max_model_len`.
     `rows` (a step is padded to a multiple of it) and `budget` change no answer; gnomon.verify
-    gives others than the default to show it.
+    gives others than the default to show it. `recorder`: of decode steps, where it is not CUDA's.
     """
     resolved, model, config = found.resolved, found.source.config, found.resolved.given
     schema = resolved.schema.for_model(
@@ -134,19 +164,25 @@ def put_together(
     cache = CacheTensors(schema, resolved.num_pages, resolved.device)
     groups = {g.name: (resolved.num_pages[g.name], g.tokens_per_page) for g in schema.groups}
     pages = PagePool(groups, schema.namespace_id())
-    rules = BatchRules(
-        dims=model.attention_dims(),
-        page_size=config.block_size,
-        device=resolved.device,
-        row_multiple=rows or (FIXED_ROW_MULTIPLE if config.deterministic else 1),
-        budget=budget or Budget(),
-        policy=RoutePolicy(DensePolicy(config.dense_route)),
-    )
+    has_graphs = found.graph_ops is not None or recorder is not None
+    rules = _batch_rules(found, rows, budget, has_graphs)
     checker = _checker(found, resolved)
-    runner = Runner(loaded.model, cache.pools, found.ops, rules.row_multiple, checker)
+    graphs = None
+    if has_graphs:
+        graphs = _graphs(found, loaded, cache, rules, recorder)
+        graphs.capture(progress or (lambda *_: None))
+    runner = Runner(
+        loaded.model,
+        cache.pools,
+        found.ops,
+        rules.row_multiple,
+        checker,
+        graphs,
+        found.decode_ops,
+    )
     if resolved.check is CheckLevel.FULL:
         pages.on_change_of_hands = PagePoison(cache).changes_hands
-    info = _info(resolved, loaded, found.choices, cache)
+    info = engine_info(resolved, loaded, found.operator_rows(), cache)
     return Parts(
         scheduler=Scheduler(_scheduler_config(config, resolved), pages),
         builder=BatchBuilder(rules, pages.groups),
@@ -156,6 +192,55 @@ def put_together(
         info=info,
         checker=checker,
         witness=_witness(found, loaded, runner, cache),
+    )
+
+
+def _batch_rules(
+    found: Survey, rows: int | None, budget: Budget | None, has_graphs: bool
+) -> BatchRules:
+    resolved, config = found.resolved, found.resolved.given
+    multiple = rows or (FIXED_ROW_MULTIPLE if config.deterministic else 1)
+    is_gpu = resolved.device.type == "cuda"
+    return BatchRules(
+        dims=found.source.config.attention_dims(),
+        page_size=config.block_size,
+        device=resolved.device,
+        row_multiple=multiple,
+        graph_rows=decode_buckets(resolved.max_num_seqs, multiple) if has_graphs else (),
+        capabilities=_capabilities(found.choices),
+        budget=budget or (GPU_BUDGET if is_gpu else Budget()),
+        policy=RoutePolicy(DensePolicy(config.dense_route)),
+    )
+
+
+def _graphs(
+    found: Survey,
+    loaded: LoadedModel,
+    cache: CacheTensors,
+    rules: BatchRules,
+    recorder: Recorder | None,
+) -> DecodeGraphs:
+    sizes = GraphRules(
+        dims=rules.dims,
+        buckets=rules.graph_rows,
+        max_len=found.resolved.max_model_len,
+        page_size=rules.page_size,
+        groups=tuple(group.name for group in cache.schema.groups),
+        device=rules.device,
+        capabilities=rules.capabilities,
+        budget=rules.budget,
+    )
+    ops = found.graph_ops or found.ops
+    return DecodeGraphs(loaded.model, cache.pools, ops, sizes, recorder or CudaRecorder())
+
+
+def _capabilities(choices: Sequence[Choice]) -> Capabilities:
+    """What the chosen kernels hold in memory: those in plain torch hold every step of the maths."""
+    held = {choice.op for choice in choices if choice.provider.name in ("reference", "torch")}
+    return Capabilities(
+        holds_head_scores=bool(held & {"index_scores", "index_scores_paged"}),
+        holds_paged_keys="index_scores_paged" in held,
+        holds_dense_scores="dense_mha" in held,
     )
 
 
@@ -196,7 +281,7 @@ def _witness(
             recorder.keep(recording, "shadow")
 
     shadow = Shadow(config.shadow, keep) if config.shadow else None
-    return Witness(runner, found.ops, subject, recorder, shadow)
+    return Witness(runner, subject, recorder, shadow)
 
 
 def _weight_bytes(model: ModelConfig, config: EngineConfig) -> int:
@@ -217,38 +302,4 @@ def _scheduler_config(config: EngineConfig, resolved: ResolvedConfig) -> Schedul
         # A burst waits in whole until the next step seats it; who may be in flight may wait.
         max_queue=resolved.max_num_seqs + config.max_queue_size,
         enable_prefix_cache=config.enable_prefix_caching,
-    )
-
-
-def _info(
-    resolved: ResolvedConfig,
-    loaded: LoadedModel,
-    choices: Sequence[Choice],
-    cache: CacheTensors,
-) -> EngineInfo:
-    config, schema = resolved.given, cache.schema
-    return EngineInfo(
-        model_label=loaded.label,
-        model_type=str(loaded.config.model_type),
-        revision=loaded.revision,
-        folder=None if loaded.folder is None else str(loaded.folder),
-        tokenizer=config.tokenizer,
-        vocab_size=loaded.config.vocab_size,
-        max_model_len=resolved.max_model_len,
-        max_in_flight=resolved.max_num_seqs + config.max_queue_size,
-        drain_timeout_s=config.drain_timeout_s,
-        eos_token_ids=loaded.generation_defaults.eos_token_ids,
-        generation_defaults=dict(loaded.generation_defaults.sampling),
-        resolved=resolved.table(),
-        operators=explain_rows(choices),
-        cache={
-            "latent_layout": resolved.latent_layout.id,
-            "index_layout": resolved.index_layout.id,
-            "bytes": cache.num_bytes,
-            "prefix_step_tokens": schema.prefix_step_tokens or 0,
-            "index_topk": loaded.config.index_topk,
-            "layers": loaded.config.num_hidden_layers,
-            "layers_that_select": loaded.config.indexer_types.count("full"),
-            **{f"pages.{name}": count for name, count in resolved.num_pages.items()},
-        },
     )

@@ -4,14 +4,17 @@ In:  the scheduler's StepSchedule (host integers, page arrays owned by the reque
 Out: a frozen Batch on the model's device. Rows stand request after request, then padding up to a
      multiple of `row_multiple`: 1, or 16 where a request's bits must not hang on its mates (on CPU
      in fp32 a product rounds by the number of its rows below 16 rows and not above).
-BatchBuilder owns the host page table: one line per live request, written only where pages came in.
-Not here: what is scheduled (scheduler.py), the forward pass (runner.py).
+     A step in which every request decodes one row, and which a captured graph has room for, is a
+     DecodeBatch: host arrays, of which `eager()` makes the Batch if no graph may run.
+BatchBuilder owns the host page tables: one line per live request, written only where pages came in.
+Not here: what is scheduled (scheduler.py), the forward pass (runner.py), graphs (graphs.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 
 import numpy as np
@@ -19,10 +22,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gnomon.attention.geometry import Geometry, RowTensor, build_geometry
+from gnomon.attention.decode_plan import bucket_of
+from gnomon.attention.geometry import Geometry, RowTensor, build_geometry, host_write_slots
 from gnomon.attention.plan import Budget, Capabilities, StepPlan, plan_step
 from gnomon.attention.routes import AttentionDims, RoutePolicy
 from gnomon.attention.transforms import pad_rows
+from gnomon.attention.upload import upload
 from gnomon.engine.messages import EngineRequest
 from gnomon.engine.sampler import SampleRow
 from gnomon.engine.schedule_step import PageIds, ScheduledRequest, StepSchedule
@@ -50,15 +55,39 @@ class Batch:
     prompt_rows: tuple[PromptRows, ...]
     request_ids: tuple[str, ...]
 
+    def eager(self) -> Batch:
+        """The batch itself: it is ready to run without a graph."""
+        return self
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DecodeBatch:
+    """One row of each of B requests, on the host, for a captured graph of `bucket` >= B rows.
+
+    token_ids int64 [B] and kv_len int32 [B] (the row itself included); slots int64 [B] and pages
+    int32 [B, N] by cache group. Every row samples.
+    """
+
+    bucket: int
+    token_ids: NDArray[np.int64]
+    kv_len: NDArray[np.int32]
+    slots: Mapping[str, NDArray[np.int64]]
+    pages: Mapping[str, NDArray[np.int32]]
+    samples: tuple[SampleRow, ...]
+    request_ids: tuple[str, ...]
+    eager: Callable[[], Batch]  # the same step without a graph
+    prompt_rows: tuple[PromptRows, ...] = ()
+
 
 @dataclass(frozen=True, slots=True)
 class BatchRules:
-    """What is the same for every step."""
+    """What is the same for every step. `graph_rows`: the buckets of the captured graphs."""
 
     dims: AttentionDims
     page_size: int  # entries of a page
     device: torch.device
     row_multiple: int = 1
+    graph_rows: tuple[int, ...] = ()
     policy: RoutePolicy = field(default_factory=RoutePolicy)
     capabilities: Capabilities = field(default_factory=Capabilities)
     budget: Budget = field(default_factory=Budget)
@@ -76,13 +105,38 @@ class BatchBuilder:
         for table in self._tables.values():
             table.drop(request_id)
 
-    def build(self, schedule: StepSchedule) -> Batch:
+    def build(self, schedule: StepSchedule) -> Batch | DecodeBatch:
         """The batch of a schedule that is not empty."""
-        rules, items = self._rules, schedule.items
-        tables = {
-            group: self._tables[group].lines(items, place)
+        items = schedule.items
+        bucket = bucket_of(len(items), self._rules.graph_rows)
+        if bucket is None or not all(_is_plain_decode(item) for item in items):
+            return self._eager(schedule)
+        size = self._rules.page_size
+        kv_len = np.fromiter((item.kv_len for item in items), np.int32, len(items))
+        pages, request = self._lines(schedule), np.arange(len(items), dtype=np.int32)
+        return DecodeBatch(
+            bucket=bucket,
+            token_ids=np.fromiter((item.token_ids[0] for item in items), np.int64, len(items)),
+            kv_len=kv_len,
+            slots={
+                group: host_write_slots(group, (size, 1), table, request, kv_len - 1)
+                for group, table in pages.items()
+            },
+            pages=pages,
+            samples=tuple(SampleRow(item.request, item.kv_len) for item in items),
+            request_ids=tuple(item.request_id for item in items),
+            eager=partial(self._eager, schedule),
+        )
+
+    def _lines(self, schedule: StepSchedule) -> dict[str, NDArray[np.int32]]:
+        return {
+            group: self._tables[group].lines(schedule.items, place)
             for place, group in enumerate(schedule.groups)
         }
+
+    def _eager(self, schedule: StepSchedule) -> Batch:
+        rules, items = self._rules, schedule.items
+        tables = self._lines(schedule)
         live = build_geometry(
             [item.num_new_tokens for item in items],
             [item.kv_len for item in items],
@@ -99,17 +153,24 @@ class BatchBuilder:
         )
         ends = np.cumsum([item.num_new_tokens for item in items])
         sampled = [place for place, item in enumerate(items) if item.needs_sample]
+        token_ids, logit_rows = upload([ids, ends[sampled] - 1], rules.device)
         return Batch(
-            token_ids=RowTensor(geometry.rows, torch.from_numpy(ids).to(rules.device)),
+            token_ids=RowTensor(geometry.rows, token_ids),
             geometry=geometry,
             plan=plan_step(
                 geometry, rules.dims, rules.capabilities, rules.budget, policy=rules.policy
             ),
-            logit_rows=torch.from_numpy(ends[sampled] - 1).to(rules.device),
+            logit_rows=logit_rows,
             samples=tuple(SampleRow(items[i].request, items[i].kv_len) for i in sampled),
             prompt_rows=_prompt_rows(items, ends),
             request_ids=tuple(item.request_id for item in items),
         )
+
+
+def _is_plain_decode(item: ScheduledRequest) -> bool:
+    """One row that samples, and no prompt to score."""
+    scores = item.request.params.prompt_logprobs is not None
+    return item.num_new_tokens == 1 and item.needs_sample and not scores
 
 
 def _prompt_rows(

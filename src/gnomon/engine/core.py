@@ -17,8 +17,9 @@ from collections.abc import Sequence
 import msgspec
 
 from gnomon.engine.assembly import Parts, Progress, assemble
-from gnomon.engine.batch import Batch
+from gnomon.engine.batch import Batch, DecodeBatch
 from gnomon.engine.config import EngineConfig
+from gnomon.engine.landing import Landing
 from gnomon.engine.messages import (
     EngineRequest,
     EngineStats,
@@ -117,15 +118,19 @@ class EngineCore:
         try:
             batch = parts.builder.build(schedule)
             output = self._run(schedule.step_id, batch)
-            sampled = parts.sampler.sample(output.logits, batch.samples)
+            pending = parts.sampler.launch(output.logits, batch.samples)
+            landing = Landing((pending.token_ids, pending.greatest, output.verdict.flags))
+            token_ids, greatest, flags = landing.wait()
+            sampled = pending.finish(token_ids, greatest)
+            faults = output.verdict.faults(flags)
         except BaseException as error:  # an interrupt too: its pages must not stay in flight
             parts.scheduler.fail_step(schedule, "the step was not completed")
             error.add_note(f"in step {schedule.step_id}")
             raise
         self._keep_prompt_logprobs(batch, output)
-        return self._commit(schedule, output, sampled, batch)
+        return self._commit(schedule, faults, sampled, batch)
 
-    def _run(self, step_id: int, batch: Batch) -> RunOutput:
+    def _run(self, step_id: int, batch: Batch | DecodeBatch) -> RunOutput:
         """Run the batch; before witnesses, where steps are recorded or shadowed."""
         witness = self._parts.witness
         if witness is None:
@@ -133,12 +138,16 @@ class EngineCore:
         return witness.run(step_id, batch, self.taps)
 
     def _commit(
-        self, schedule: StepSchedule, output: RunOutput, sampled: SampledRows, batch: Batch
+        self,
+        schedule: StepSchedule,
+        faults: dict[str, str],
+        sampled: SampledRows,
+        batch: Batch | DecodeBatch,
     ) -> list[OutputDelta]:
         """Fail the faulty requests, commit the tokens of the others, complete the deltas."""
         names = [row.request.request_id for row in batch.samples]
-        faults = {name: why for name, why in zip(names, sampled.errors, strict=True) if why}
-        faults |= output.faults
+        unsampled = {name: why for name, why in zip(names, sampled.errors, strict=True) if why}
+        faults = unsampled | faults
         scheduler = self._parts.scheduler
         failed = [scheduler.fail(name, why) for name, why in faults.items()]
         tokens = {name: [token] for name, token in zip(names, sampled.token_ids, strict=True)}
@@ -159,7 +168,7 @@ class EngineCore:
             prompt_logprobs=prompt,
         )
 
-    def _keep_prompt_logprobs(self, batch: Batch, output: RunOutput) -> None:
+    def _keep_prompt_logprobs(self, batch: Batch | DecodeBatch, output: RunOutput) -> None:
         """Collect a prompt's scores chunk by chunk; a recomputed chunk replaces its first run."""
         for part in batch.prompt_rows:
             name = part.request.request_id

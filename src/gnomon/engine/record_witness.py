@@ -20,7 +20,7 @@ from gnomon.attention.recording import RecordedStep, Recording
 from gnomon.attention.recording_capture import Capture, Limits
 from gnomon.attention.recording_step import plan_values
 from gnomon.attention.routes import AttentionDims
-from gnomon.engine.batch import Batch
+from gnomon.engine.batch import Batch, DecodeBatch
 from gnomon.engine.messages import ShadowStats
 from gnomon.engine.record import StepRecorder
 from gnomon.engine.runner import Runner, RunOutput, Taps
@@ -65,38 +65,38 @@ class Subject:
 
 
 class Witness:
-    """Runs steps (module docstring). ``ops``: the operators that the runner uses."""
+    """Runs steps (module docstring)."""
 
     def __init__(
         self,
         runner: Runner,
-        ops: Operators,
         subject: Subject,
         recorder: StepRecorder | None = None,
         shadow: Shadow | None = None,
     ) -> None:
         self._runner = runner
-        self._ops = ops
         self._subject = subject
         self._recorder = recorder
         self._shadow = shadow
 
-    def run(self, step_id: int, batch: Batch, taps: Taps | None) -> RunOutput:
+    def run(self, step_id: int, batch: Batch | DecodeBatch, taps: Taps | None) -> RunOutput:
         """Run one step as ``Runner.run`` does; what it raises goes through."""
         capture = reason = None
         if self._recorder is not None and self._recorder.wants(step_id):
+            batch = batch.eager()
             capture, reason = self._subject.capture(batch, Limits()), "chosen"
         elif self._shadow is not None and self._shadow.wants(step_id):
+            batch = batch.eager()
             capture, reason = self._subject.capture(batch, SHADOW_LIMITS), "shadow"
         try:
-            output = self._runner.run(batch, taps, self._operators(capture))
+            output = self._runner.run(batch, taps, self._operators(capture, batch))
         except Exception as error:
             self._record_failure(step_id, batch, f"{type(error).__name__}: {error}")
             raise
         if self._recorder is not None and (fault := _fault(output)):
             self._record_failure(step_id, batch, fault)
         if capture is not None and reason is not None:
-            self._hand_on(self._subject.recording(capture, batch, step_id, reason))
+            self._hand_on(self._subject.recording(capture, batch.eager(), step_id, reason))
         return output
 
     def shadow_stats(self) -> ShadowStats | None:
@@ -108,8 +108,10 @@ class Witness:
         if self._shadow is not None:
             self._shadow.close()
 
-    def _operators(self, capture: Capture | None) -> Operators | None:
-        return None if capture is None else capture.wrapped(self._ops)
+    def _operators(self, capture: Capture | None, batch: Batch | DecodeBatch) -> Operators | None:
+        if capture is None:
+            return None
+        return capture.wrapped(self._runner.operators(batch.eager().plan))
 
     def _hand_on(self, recording: Recording) -> None:
         if recording.reason == "shadow" and self._shadow is not None:
@@ -117,13 +119,16 @@ class Witness:
         elif self._recorder is not None:
             self._recorder.keep(recording, "chosen")
 
-    def _record_failure(self, step_id: int, batch: Batch, error: str) -> None:
+    def _record_failure(self, step_id: int, failed: Batch | DecodeBatch, error: str) -> None:
         """Run the step again and keep it, up to where it fails again."""
         if self._recorder is None or not self._recorder.has_room("failed"):
             return
+        batch = failed.eager()
         capture = self._subject.capture(batch, Limits())
         try:
-            output = self._runner.run(batch, None, self._operators(capture), is_checked=False)
+            output = self._runner.run(
+                batch, None, self._operators(capture, batch), is_checked=False
+            )
         except Exception as second:
             again = f"{type(second).__name__}: {second}"
         else:
@@ -136,7 +141,7 @@ class Witness:
 
 def _fault(output: RunOutput) -> str:
     """Why requests of this step must fail; empty if none must."""
-    reasons = sorted(set(output.faults.values()))
+    reasons = sorted(set(output.verdict.faults().values()))
     if not reasons and bool(output.logits.isnan().any()):
         reasons = ["a logit is NaN"]
     return f"NumericsError: {'; '.join(reasons)}" if reasons else ""

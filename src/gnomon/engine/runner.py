@@ -1,11 +1,13 @@
 """Batch to logits: one forward pass over the cache, and the logits of the rows that need them.
 
-In:  a Batch (batch.py).
-Out: RunOutput: float32 logits [M, V] on the device, of the rows that sample, and which requests
-     must fail and why (step_checks.py).
+In:  a Batch or a DecodeBatch (batch.py).
+Out: RunOutput: float32 logits [M, V] on the device, of the rows that sample, and a verdict on the
+     requests (step_checks.py). Nothing waits for the device, unless somebody listens or checks.
+A DecodeBatch is replayed by its captured graph where there are graphs; with listeners, with other
+operators than usual, and where checked mode looks at the step, it runs eagerly like the rest.
 The head runs on rows padded to a multiple of `row_multiple`, for the same reason as the batch.
 Listeners: a SelectionTap sees the discrete choices of the layers, a LogitsTap the logits.
-Not here: sampling (sampler.py), CUDA graphs (a later provider of `run`).
+Not here: sampling (sampler.py), capturing (graphs.py).
 """
 
 from __future__ import annotations
@@ -14,18 +16,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from gnomon.attention.checked import StepChecker
 from gnomon.attention.layouts.base import PagedPool
 from gnomon.attention.ops.operators import Operators
+from gnomon.attention.plan import StepPlan
 from gnomon.attention.step import AttentionStep
 from gnomon.attention.taps import SelectionTap
-from gnomon.engine.batch import Batch
+from gnomon.engine.batch import Batch, DecodeBatch
+from gnomon.engine.graphs import DecodeGraphs
 from gnomon.engine.messages import TokenLogprobs
+from gnomon.engine.operators import operators_for
 from gnomon.engine.sampling_logprobs import token_logprobs
-from gnomon.engine.step_checks import request_faults
+from gnomon.engine.step_checks import Verdict, broken_rules, row_flags
 from gnomon.models.sparse_mla_model import SparseMlaModel
 
 PROMPT_SLICE = 128
@@ -53,8 +59,8 @@ class Taps:
 class RunOutput:
     """What a step computed."""
 
-    logits: Tensor  # [M, V] float32, M = len(batch.samples)
-    faults: Mapping[str, str]  # request id -> why it must fail: NaN, or a rule that was broken
+    logits: Tensor  # [M, V] float32, M = len(batch.samples); a graph's next replay overwrites it
+    verdict: Verdict  # request id -> why it must fail: NaN, or a rule that was broken
     prompt_logprobs: Mapping[str, list[TokenLogprobs]]  # of this step's prompt_rows
 
 
@@ -68,17 +74,26 @@ class Runner:
         ops: Operators,
         row_multiple: int = 1,
         checker: StepChecker | None = None,
+        graphs: DecodeGraphs | None = None,
+        decode_ops: Operators | None = None,
     ) -> None:
+        """``decode_ops``: for steps that decode and run eagerly; None: ``ops``."""
         self._model = model
+        self._graphs = graphs
         self._pools = pools
         self._ops = ops
+        self._decode_ops = decode_ops
         self._row_multiple = row_multiple
         self._checker = checker
+
+    def operators(self, plan: StepPlan) -> Operators:
+        """The operators that an eager step with this plan runs with, checked mode apart."""
+        return operators_for(plan, self._ops, self._decode_ops)
 
     @torch.inference_mode()
     def run(
         self,
-        batch: Batch,
+        batch: Batch | DecodeBatch,
         taps: Taps | None = None,
         ops: Operators | None = None,
         is_checked: bool = True,
@@ -89,14 +104,18 @@ class Runner:
         ``is_checked=False``: checked mode, if it is on, does not see this run.
         """
         taps = taps or Taps()
+        if isinstance(batch, DecodeBatch):
+            if self._graphs is not None and taps == Taps() and ops is None and self._skips_check():
+                logits, flags = self._graphs.replay(batch)
+                return RunOutput(logits, _decode_verdict(batch, flags), {})
+            batch = batch.eager()
         if taps.selection is not None:
             taps.selection.begin_step(batch.geometry.rows, batch.request_ids)
         checker = self._checker if is_checked else None
+        ops = ops or self.operators(batch.plan)
         if checker is not None:
             ops = checker.begin_step(batch.geometry, batch.plan, batch.request_ids, ops)
-        step = AttentionStep(
-            batch.geometry, batch.plan, self._pools, ops or self._ops, taps.selection
-        )
+        step = AttentionStep(batch.geometry, batch.plan, self._pools, ops, taps.selection)
         output = self._model.forward(batch.token_ids, step)
         hidden = output.hidden.data
         logits = self._logits(hidden.index_select(0, batch.logit_rows))
@@ -104,9 +123,18 @@ class Runner:
             self._tell(taps.logits, batch, hidden, logits)
         return RunOutput(
             logits=logits,
-            faults=request_faults(batch, output.hidden, output.nan_rows, checker),
+            verdict=Verdict(
+                row_flags(hidden, output.nan_rows.data),
+                batch.geometry.rows.host_rows(),
+                batch.request_ids,
+                broken_rules(checker),
+            ),
             prompt_logprobs=self._score_prompts(batch, hidden),
         )
+
+    def _skips_check(self) -> bool:
+        """Whether checked mode has nothing to look at in the next step, which then counts."""
+        return self._checker is None or self._checker.skip_step()
 
     def _logits(self, hidden: Tensor) -> Tensor:
         """Logits [M, V] of hidden [M, D], computed on a padded number of rows."""
@@ -140,3 +168,9 @@ class Runner:
                 chosen = ids[start : start + len(rows)]
                 found += token_logprobs(logits, chosen, [num_top] * len(rows))
         return scored
+
+
+def _decode_verdict(batch: DecodeBatch, flags: Tensor) -> Verdict:
+    num_rows = len(batch.request_ids)
+    rows = (np.arange(num_rows), batch.kv_len.astype(np.int64) - 1)
+    return Verdict(flags, rows, batch.request_ids)

@@ -4,6 +4,8 @@ In:  float32 logits [M, V] and, per row, the request and the position of the tok
 Out: SampledRows: token ids, log-probabilities where asked for, and for each row whose logits
      hold NaN or have no finite maximum the reason; its request fails alone.
 Greedy rows take the argmax, ties to the lower id, and nothing else is computed for them.
+Two halves: `launch` queues the work on the device and waits for nothing, as long as every row is
+greedy; `PendingSample.finish` takes what has come to the host. `sample` is one after the other.
 The sampler owns the SamplingState of every live request: made at its first sample, gone with
 `drop` when the request is finished; preemption in between changes nothing.
 Not here: whether the token ends the request (scheduler), speculation.
@@ -14,9 +16,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from gnomon.attention.upload import upload
+from gnomon.engine.landing import Landing
 from gnomon.engine.messages import EngineRequest, TokenLogprobs
 from gnomon.engine.sampling_draw import Filters, draw
 from gnomon.engine.sampling_logprobs import token_logprobs
@@ -39,6 +45,31 @@ class SampledRows:
     token_ids: tuple[int, ...]  # meaningless where there is an error
     logprobs: tuple[TokenLogprobs | None, ...]
     errors: tuple[str | None, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PendingSample:
+    """Tokens that are, or are being, sampled on the device. `finish` it once, in order of steps."""
+
+    token_ids: Tensor  # [M] int64
+    greatest: Tensor  # [M] maximum of the edited logits
+    logits: Tensor  # [M, V] raw; read by finish() where log-probabilities are asked for
+    states: tuple[SamplingState, ...]
+
+    def finish(self, token_ids: NDArray[np.int64], greatest: NDArray[np.float64]) -> SampledRows:
+        """What the host learns of it, and the counts of the tokens; both arrays [M]."""
+        errors = tuple(
+            None
+            if np.isfinite(value)
+            else f"the logits of this row have the maximum {value}: no token is likeliest"
+            for value in greatest.tolist()
+        )
+        chosen = token_ids.tolist()
+        for state, token_id, error in zip(self.states, chosen, errors, strict=True):
+            if state.counts is not None and error is None:
+                state.counts.add(token_id)
+        logprobs = _logprobs(self.logits, self.token_ids, self.states, errors)
+        return SampledRows(tuple(chosen), logprobs, errors)
 
 
 class Sampler:
@@ -66,10 +97,17 @@ class Sampler:
 
     def sample(self, logits: Tensor, rows: Sequence[SampleRow]) -> SampledRows:
         """Sample one token per row of logits [M, V]; counts are updated, `logits` is not."""
-        if not rows:
-            return SampledRows((), (), ())
-        states = [self._state(row.request) for row in rows]
+        pending = self.launch(logits, rows)
+        token_ids, greatest = Landing((pending.token_ids, pending.greatest)).wait()
+        return pending.finish(token_ids, greatest)
+
+    def launch(self, logits: Tensor, rows: Sequence[SampleRow]) -> PendingSample:
+        """Queue the sampling of one token per row of logits [M, V], which is not changed."""
+        states = tuple(self._state(row.request) for row in rows)
         positions = [row.position for row in rows]
+        if not rows:
+            nothing = logits.new_empty(0)
+            return PendingSample(nothing.long(), nothing, logits, states)
         edits = [
             EditRow(index, position, state)
             for index, (state, position) in enumerate(zip(states, positions, strict=True))
@@ -80,34 +118,15 @@ class Sampler:
             edited = logits.clone()
             edit_logits(edited, edits)
         greatest = edited.amax(dim=-1)  # NaN anywhere in a row makes its maximum NaN
-        is_sound = torch.isfinite(greatest)
         chosen = edited.argmax(dim=-1)
-        errors = _errors(is_sound, greatest)
-        random_rows = [
-            index
-            for index, state in enumerate(states)
-            if not state.is_greedy and errors[index] is None
-        ]
+        random_rows = [index for index, state in enumerate(states) if not state.is_greedy]
         if random_rows:
-            index = torch.tensor(random_rows, device=logits.device)
-            picked = edited if len(random_rows) == len(rows) else edited[index]
+            is_all = len(random_rows) == len(rows)
+            (index,) = upload([np.array(random_rows)], logits.device)
             settings = [(states[row], positions[row]) for row in random_rows]
+            picked = edited if is_all else edited[index]
             chosen[index] = draw(picked, _filters(settings, picked))
-        token_ids = chosen.tolist()
-        for state, token_id, error in zip(states, token_ids, errors, strict=True):
-            if state.counts is not None and error is None:
-                state.counts.add(token_id)
-        return SampledRows(tuple(token_ids), _logprobs(logits, chosen, states, errors), errors)
-
-
-def _errors(is_sound: Tensor, greatest: Tensor) -> tuple[str | None, ...]:
-    """Per row None, or why nothing can be sampled from it."""
-    if bool(is_sound.all()):
-        return (None,) * len(is_sound)
-    return tuple(
-        None if sound else f"the logits of this row have the maximum {value}: no token is likeliest"
-        for sound, value in zip(is_sound.tolist(), greatest.tolist(), strict=True)
-    )
+        return PendingSample(chosen, greatest, logits, states)
 
 
 def _filters(settings: Sequence[tuple[SamplingState, int]], logits: Tensor) -> Filters:
@@ -119,10 +138,11 @@ def _filters(settings: Sequence[tuple[SamplingState, int]], logits: Tensor) -> F
         [position for _, position in settings],
         [state.choice for state, _ in settings],
     )
-    floats = torch.tensor([(p.temperature, p.top_p, p.min_p) for p in params], dtype=torch.float64)
-    temperature, top_p, min_p = floats.to(device).unbind(-1)
-    top_k = torch.tensor([p.top_k if 0 < p.top_k < num_tokens else num_tokens for p in params])
-    return Filters(temperature, top_k.to(device), top_p, min_p, torch.from_numpy(noise).to(device))
+    floats = np.array([(p.temperature, p.top_p, p.min_p) for p in params]).T.copy()
+    top_k = np.array([p.top_k if 0 < p.top_k < num_tokens else num_tokens for p in params])
+    placed, top_k_there, uniform = upload([floats, top_k, noise], device)
+    temperature, top_p, min_p = placed.unbind(0)
+    return Filters(temperature, top_k_there, top_p, min_p, uniform)
 
 
 def _logprobs(

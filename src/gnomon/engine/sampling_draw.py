@@ -1,8 +1,8 @@
 """Draw one token per row: temperature, top-k, min-p, top-p, then the inverse of the CDF.
 
-In:  float32 logits [M, V], already penalised and finite at their maximum; per row a temperature
+In:  float32 logits [M, V], already penalised; per row a temperature
      > 0, top-k (0 or less = off), top-p in (0, 1], min-p in [0, 1], one uniform number in [0, 1).
-Out: int64 [M] token ids.
+Out: int64 [M] token ids; of a row without a finite maximum any id.
 Maths: the kept tokens are a prefix of the order "probability descending, then token id":
 top-k keeps k of them; min-p those of at least min_p times the greatest probability; top-p,
 taken over what these two left, the shortest prefix whose mass reaches top_p. The token drawn is
@@ -83,5 +83,5 @@ def _draw_leading(logits: Tensor, filters: Filters, width: int) -> tuple[Tensor,
     is_settled = is_known & (is_closed | (index < width))
     last = (leading > 0.0).sum(-1) - 1  # rounding may carry the product one token too far
     last = torch.where(has_top_p, torch.minimum(last, edge), last)
-    index = torch.minimum(index, last)
+    index = torch.minimum(index, last).clamp_min_(0)  # a row of NaN has no last: any will do
     return ids.gather(-1, index[:, None]).squeeze(-1), is_settled

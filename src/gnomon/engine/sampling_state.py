@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from gnomon.attention.upload import upload
 from gnomon.engine.messages import EngineRequest
 from gnomon.engine.sampling_noise import derived_seed
 
@@ -146,7 +147,6 @@ def _edit(
         return
     device, num_tokens = logits.device, logits.shape[-1]
     places = np.concatenate([ids + row * num_tokens for row, ids, _ in edits])
-    index = torch.from_numpy(places).to(device)
-    values = torch.from_numpy(np.concatenate([values for _, _, values in edits])).to(device)
+    index, values = upload([places, np.concatenate([values for _, _, values in edits])], device)
     flat = logits.view(-1)
     flat[index] = change(flat[index], values)

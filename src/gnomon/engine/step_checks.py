@@ -2,8 +2,8 @@
 
 In:  the flag and the environment variable GNOMON_CHECK; pages as they change hands; a batch that
      has run, its hidden states, the checker.
-Out: the level and where it is from; NaN in every page that nobody may read; a reason for each
-     request that must fail.
+Out: the level and where it is from; NaN in every page that nobody may read; a Verdict on the step:
+     flags that stay on the device, and a reason for each request that must fail once they landed.
 Not here: the rules (gnomon.attention.checks), failing requests (core.py).
 """
 
@@ -12,13 +12,15 @@ from __future__ import annotations
 import difflib
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
-from gnomon.attention.checked import CheckLevel, StepChecker
-from gnomon.attention.geometry import RowTensor
+from gnomon.attention.checked import CheckLevel, StepChecker, Violation
 from gnomon.cache.tensors import CacheTensors
-from gnomon.engine.batch import Batch
 from gnomon.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -53,27 +55,47 @@ class PagePoison:
         self._cache.poison(group, pages)
 
 
-def request_faults(
-    batch: Batch, hidden: RowTensor, nan_rows: RowTensor, checker: StepChecker | None
-) -> dict[str, str]:
-    """Request id -> why it must fail: NaN scores, hidden states not finite, broken rules.
+def row_flags(hidden: Tensor, nan_rows: Tensor) -> Tensor:
+    """On the device, bool [2, R]: rows of hidden [R, D] not finite; rows whose scores held NaN."""
+    largest = torch.linalg.vector_norm(hidden, ord=torch.inf, dim=-1)
+    return torch.stack((~largest.isfinite(), nan_rows))
 
-    ``hidden`` [R, D] and ``nan_rows`` [R] of the whole step. One look at the device if all is well.
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Verdict:
+    """What a step showed of its rows; `faults` says it of its requests.
+
+    flags: by row_flags(), on the device. rows: request and position of each of its R rows, -1 and
+    0 where there is none. violations: rules of checked mode that were broken.
     """
-    largest = torch.linalg.vector_norm(hidden.data, ord=torch.inf, dim=-1)
-    is_bad = ~largest.isfinite()
-    faults: dict[str, str] = {}
-    if bool((is_bad | nan_rows.data).any()):
-        request, position = hidden.axis.host_rows()
-        for row in (is_bad.cpu().numpy() & (request >= 0)).nonzero()[0][::-1].tolist():
-            faults[batch.request_ids[request[row]]] = (
-                f"the hidden state at position {position[row]} of this request is not finite: its "
-                "weights or its cache hold NaN or infinity"
-            )
-        for row in (nan_rows.data.cpu().numpy() & (request >= 0)).nonzero()[0].tolist():
-            faults[batch.request_ids[request[row]]] = NAN_SCORES
-    for violation in () if checker is None else checker.violations():
+
+    flags: Tensor
+    rows: tuple[NDArray[np.int64], NDArray[np.int64]]
+    request_ids: Sequence[str]
+    violations: tuple[Violation, ...] = ()
+
+    def faults(self, flags: NDArray[np.bool_] | None = None) -> dict[str, str]:
+        """Request id -> why it must fail. ``flags``: landed before; else they are waited for."""
+        is_bad, has_nan = self.flags.cpu().numpy() if flags is None else flags
+        found: dict[str, str] = {}
+        if is_bad.any() or has_nan.any():
+            request, position = self.rows
+            for row in (is_bad & (request >= 0)).nonzero()[0][::-1].tolist():
+                found[self.request_ids[request[row]]] = (
+                    f"the hidden state at position {position[row]} of this request is not finite: "
+                    "its weights or its cache hold NaN or infinity"
+                )
+            for row in (has_nan & (request >= 0)).nonzero()[0].tolist():
+                found[self.request_ids[request[row]]] = NAN_SCORES
+        for violation in self.violations:
+            if violation.request is not None:
+                found[violation.request] = str(violation)
+        return found
+
+
+def broken_rules(checker: StepChecker | None) -> tuple[Violation, ...]:
+    """What checked mode found in the step that has run; each is logged."""
+    found = () if checker is None else checker.violations()
+    for violation in found:
         logger.error("checked mode: %s", violation)
-        if violation.request is not None:
-            faults[violation.request] = str(violation)
-    return faults
+    return found

@@ -1,0 +1,164 @@
+"""DecodeGraphs: a decode step captured once for each bucket of rows, replayed ever after.
+
+In:  the model, its pools, operators that can be captured, sizes; then DecodeBatches.
+Out: `capture`: all graphs, the largest first, out of one memory pool; `replay(batch)`: the logits
+     and the flags of its rows, after one refresh of the buffers and one launch.
+What is captured is the whole step: token ids, rotations, lists, layers, head, flags. Everything it
+reads that can change lies in GraphBuffers; everything else that it names (geometry, plan, pools,
+weights, outputs) is held here as long as the graphs are, so that no address can be given away.
+Graph = eager is a law; tests replay the same work without CUDA by another `Recorder`.
+Not here: which steps come here (batch.py, runner.py), sampling.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from gnomon.attention.decode_plan import decode_geometry, plan_decode
+from gnomon.attention.geometry import Geometry, RowTensor
+from gnomon.attention.layouts.base import PagedPool
+from gnomon.attention.ops.operators import Operators
+from gnomon.attention.plan import Budget, Capabilities, StepPlan
+from gnomon.attention.routes import AttentionDims
+from gnomon.attention.score_runs import plan_lists
+from gnomon.attention.step import AttentionStep
+from gnomon.engine.batch import DecodeBatch
+from gnomon.engine.graph_buffers import GraphBuffers
+from gnomon.engine.step_checks import row_flags
+from gnomon.errors import GeometryError
+from gnomon.models.sparse_mla_model import SparseMlaModel
+
+logger = logging.getLogger(__name__)
+
+MIB = 2**20
+Outputs = tuple[Tensor, Tensor]  # logits [R, V] float32, flags bool [2, R]
+Work = Callable[[], Outputs]
+
+
+class Recorder(Protocol):
+    """Turns work into something that can be replayed."""
+
+    def record(self, work: Work) -> tuple[Callable[[], None], Outputs]:
+        """(replay, outputs): each replay does the work again and leaves it in the same outputs."""
+
+
+class CudaRecorder:
+    """CUDA graphs that share one memory pool: their outputs hold until the next replay of any."""
+
+    def __init__(self) -> None:
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch has no types
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def record(self, work: Work) -> tuple[Callable[[], None], Outputs]:
+        """Run the work once, so that whatever is lazy (kernels, libraries) is there; capture it."""
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            work()
+        self._stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(
+            graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+        ):
+            outputs = work()
+        return graph.replay, outputs
+
+
+@dataclass(frozen=True, slots=True)
+class GraphRules:
+    """Sizes of the captured steps. `buckets` ascend; no request has more than `max_len` tokens."""
+
+    dims: AttentionDims
+    buckets: tuple[int, ...]
+    max_len: int
+    page_size: int
+    groups: tuple[str, ...]
+    device: torch.device
+    capabilities: Capabilities
+    budget: Budget
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Captured:
+    """One bucket: how to replay it, and all that the recording must not outlive."""
+
+    replay: Callable[[], None]
+    outputs: Outputs
+    geometry: Geometry
+    plan: StepPlan
+
+
+class DecodeGraphs:
+    """The graphs and their buffers (module docstring)."""
+
+    def __init__(
+        self,
+        model: SparseMlaModel,
+        pools: Mapping[str, PagedPool],
+        ops: Operators,
+        rules: GraphRules,
+        recorder: Recorder,
+    ) -> None:
+        self.rules = rules
+        self._model, self._pools, self._ops = model, pools, ops
+        self._recorder = recorder
+        max_pages = -(-rules.max_len // rules.page_size)
+        self.buffers = GraphBuffers(rules.groups, rules.buckets[-1], max_pages, rules.device)
+        self._captured: dict[int, _Captured] = {}
+
+    @torch.inference_mode()
+    def capture(self, progress: Callable[[str, int, int], None]) -> None:
+        """Record every bucket, the largest first: what it allocates suffices for the others."""
+        rules = self.rules
+        before = _reserved_bytes(rules.device)
+        for done, bucket in enumerate(reversed(rules.buckets), start=1):
+            geometry = decode_geometry(self.buffers.rows(bucket), rules.page_size, rules.max_len)
+            plan = plan_decode(geometry, rules.dims, rules.capabilities, rules.budget)
+            replay, outputs = self._recorder.record(self._work(geometry, plan))
+            self._captured[bucket] = _Captured(replay, outputs, geometry, plan)
+            progress("graphs", done, len(rules.buckets))
+        taken = _reserved_bytes(rules.device) - before
+        logger.info(
+            "captured decode for %d sizes up to %d rows: %.0f MiB and %.1f MiB of buffers",
+            len(rules.buckets),
+            rules.buckets[-1],
+            taken / MIB,
+            self.buffers.num_bytes / MIB,
+        )
+
+    @torch.inference_mode()
+    def replay(self, batch: DecodeBatch) -> Outputs:
+        """Logits [B, V] and flags [2, B] of the batch's rows: views that the next replay changes.
+
+        Waits for nothing. GeometryError for a bucket that was not captured.
+        """
+        captured = self._captured.get(batch.bucket)
+        if captured is None:
+            raise GeometryError(
+                f"no graph of {batch.bucket} rows; there are {sorted(self._captured)}"
+            )
+        self.buffers.refresh(batch)
+        captured.replay()
+        logits, flags = captured.outputs
+        num_live = len(batch.request_ids)
+        return logits[:num_live], flags[:, :num_live]
+
+    def _work(self, geometry: Geometry, plan: StepPlan) -> Work:
+        def work() -> Outputs:
+            lists = plan_lists(geometry.rows, plan.score_chunks, plan.index_width)
+            step = AttentionStep(geometry, replace(plan, lists=lists), self._pools, self._ops)
+            token_ids = self.buffers.token_ids(geometry.rows.num_rows)
+            output = self._model.forward(RowTensor(geometry.rows, token_ids), step)
+            hidden = output.hidden.data
+            return self._model.logits(hidden).float(), row_flags(hidden, output.nan_rows.data)
+
+        return work
+
+
+def _reserved_bytes(device: torch.device) -> int:
+    return torch.cuda.memory_reserved() if device.type == "cuda" else 0
