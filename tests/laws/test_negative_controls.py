@@ -97,7 +97,7 @@ CONTROLS: dict[str, tuple[tuple[str, ...], Handicap]] = {
     "one expert too few": (BOTH, Handicap({"num_experts_per_tok": 3})),
     "group limit off": (DEEPSEEK, Handicap({"topk_group": 4})),
     "groups of another size": (DEEPSEEK, Handicap({"n_group": 2, "topk_group": 1})),
-    "shared expert dropped": (BOTH, in_mixtures(lambda m: m.shared.down.zero_())),
+    "shared expert dropped": (BOTH, in_mixtures(lambda m: m.shared.down.weight.zero_())),
     "mscale off": (
         DEEPSEEK,
         Handicap({"rope_parameters": {"mscale_all_dim": 0.0, "attention_factor": 1.0}}),

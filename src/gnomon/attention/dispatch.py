@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from gnomon.attention.geometry import RowAxis
+from gnomon.attention.ops.fusions import FUSIONS
 from gnomon.attention.ops.operators import Operators
 from gnomon.attention.requirement import OpNeed, Requirement, Sizes, Verdict
 from gnomon.errors import ConfigError, UnsupportedError
@@ -48,6 +49,10 @@ OPERATORS = (
     "context_gather",
     "lse_merge",
     "moe",
+    "quantise_rows",
+    "silu_quantise",
+    "linear_fp8",
+    "moe_fp8",
 )
 
 
@@ -74,6 +79,9 @@ class Provider(Protocol):
     def kernel(self, op: str, need: OpNeed | None = None) -> Callable[..., Any]:
         """The function that runs ``op`` under ``need`` (signature: spec.SPECS[op])."""
 
+    def fusion(self, name: str, need: OpNeed) -> Callable[..., Any] | None:
+        """The function that stands for the operators of FUSIONS[name], to the bit; or None."""
+
 
 @dataclass(frozen=True, slots=True)
 class KernelSet:
@@ -82,6 +90,7 @@ class KernelSet:
     ``fixed``: kernels that take the place of their namesakes where the need is deterministic.
     ``variants``: by operator, a function of the need that gives the kernel to take, say one for
     the cache's layout, or None for the usual one. It is asked first.
+    ``fusions``: kernels that stand for several operators (ops/fusions.py), with the same bits.
     """
 
     name: str
@@ -93,6 +102,7 @@ class KernelSet:
     variants: Mapping[str, Callable[[OpNeed], Callable[..., Any] | None]] = field(
         default_factory=dict
     )
+    fusions: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
 
     def supports(self, op: str, need: OpNeed) -> Verdict:
         """Compare the need with the operator's own requirement, or with the provider's."""
@@ -116,6 +126,10 @@ class KernelSet:
         if need is not None and need.is_deterministic and op in self.fixed:
             return self.fixed[op]
         return self.kernels[op]
+
+    def fusion(self, name: str, need: OpNeed) -> Callable[..., Any] | None:
+        """The kernel that stands for the operators of fusion ``name``, if there is one."""
+        return self.fusions.get(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +166,7 @@ def choose(
     ranked = sorted(available, key=lambda p: (place.get(p.name, len(place)), p.rank, p.name))
     verdicts = [(provider, provider.supports(op, need)) for provider in ranked]
     able = [provider for provider, verdict in verdicts if verdict.is_ok]
-    refusals = tuple((p.name, v.reason) for p, v in verdicts if not v.is_ok)
+    refusals = tuple((p.name, v.reason) for p, v in verdicts if not v.is_ok and v.has_kernel)
     if forced is not None:
         return _forced(op, forced, verdicts, able)
     if not able:
@@ -178,7 +192,21 @@ def bind_operators(
         )
     choices = tuple(choose(op, need, available, by_op.get(op), ranking) for op in OPERATORS)
     kernels = {c.op: c.provider.kernel(c.op, need) for c in choices}
-    return Operators(kernels, {c.op: c.provider.name for c in choices}), choices
+    names = {c.op: c.provider.name for c in choices}
+    return Operators(kernels, names, _fusions(choices, need)), choices
+
+
+def _fusions(choices: Sequence[Choice], need: OpNeed) -> dict[str, Callable[..., Any]]:
+    """Kernels that stand for several operators, where one provider serves all of them."""
+    serving = {choice.op: choice.provider for choice in choices}
+    bound = {}
+    for name, parts in FUSIONS.items():
+        provider = serving[parts[0]]
+        if all(serving[part] is provider for part in parts):
+            kernel = provider.fusion(name, need)
+            if kernel is not None:
+                bound[name] = kernel
+    return bound
 
 
 def explain_rows(choices: Sequence[Choice]) -> list[tuple[str, str, str, str]]:
@@ -211,5 +239,7 @@ def _forced(
             f"provider {forced!r} was forced for {op} but {verdict.reason}; these can: {remedy}. "
             "Force one of them, or force nothing"
         )
-    others = tuple((p.name, f"{forced} was forced") for p, _ in verdicts if p.name != forced)
+    others = tuple(
+        (p.name, f"{forced} was forced") for p, v in verdicts if p.name != forced and v.has_kernel
+    )
     return Choice(op, provider, "forced", others)

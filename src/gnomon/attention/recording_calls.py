@@ -27,6 +27,7 @@ PickRows = Callable[[int], Tensor]  # number of rows -> int64 row numbers to kee
 WRITTEN = "written"  # the entries that a writer left in its slots
 EXPERTS = (3, 4)  # moe's weights: only the experts that its rows name are kept
 EXPERT_IDS = 1
+NOT_KEPT = frozenset({"quantise_rows", "silu_quantise", "linear_fp8", "moe_fp8"})  # all weights
 
 
 @dataclass(frozen=True, slots=True)

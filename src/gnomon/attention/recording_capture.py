@@ -82,8 +82,14 @@ class Capture:
         self._copies: dict[int, tuple[Any, Any]] = {}  # id -> (original, copy): rotations
 
     def wrapped(self, ops: Operators) -> Operators:
-        """Operators that compute as ``ops`` do and keep every call here."""
-        kernels = {op: self._wrap(op, kernel) for op, kernel in ops.kernels.items()}
+        """Operators that compute as ``ops`` do and keep every call here.
+
+        Products with FP8 weights are not kept: their arguments are the model.
+        """
+        kernels = {
+            op: self._wrap(op, kernel) if op in SHAPES else kernel
+            for op, kernel in ops.kernels.items()
+        }
         return _CapturingOperators(kernels, self)
 
     def begin_layer(self, layer: int) -> None:

@@ -17,31 +17,32 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from gnomon.attention.block_fp8 import BlockFp8Weight
 from gnomon.attention.step import AttentionStep
 from gnomon.models.config import ModelConfig
-
-
-def swiglu(x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-    """``down(silu(gate x) * up x)``; x [R, D], gate_up [2I, D] (gate first), down [D, I]."""
-    gate, up = F.linear(x, gate_up).chunk(2, dim=-1)
-    return F.linear(F.silu(gate) * up, down)
+from gnomon.models.linear import Linear, Param, SharedInput, tensor
 
 
 @dataclass(frozen=True, slots=True)
 class DenseFeedForward:
     """One SwiGLU for all rows."""
 
-    gate_up: Tensor  # [2I, D]
-    down: Tensor  # [D, I]
+    gate_up: Linear  # [2I, D], gate first
+    down: Linear  # [D, I]
 
     @classmethod
-    def of(cls, params: Mapping[str, Tensor], prefix: str) -> DenseFeedForward:
+    def of(cls, params: Mapping[str, Param], prefix: str) -> DenseFeedForward:
         """Take ``{prefix}.gate_up.weight`` and ``{prefix}.down.weight``."""
-        return cls(params[f"{prefix}.gate_up.weight"], params[f"{prefix}.down.weight"])
+        return cls(Linear.of(params, f"{prefix}.gate_up"), Linear.of(params, f"{prefix}.down"))
 
-    def __call__(self, x: Tensor, step: AttentionStep) -> Tensor:
-        """[R, D] -> [R, D]."""
-        return swiglu(x, self.gate_up, self.down)
+    def __call__(self, x: SharedInput, step: AttentionStep) -> Tensor:
+        """[R, D] -> [R, D]: ``down(silu(gate x) * up x)``."""
+        hidden = self.gate_up(x, step.ops)
+        if isinstance(self.down.weight, BlockFp8Weight):
+            active = step.ops.silu_quantise(hidden, self.down.weight.is_power_of_two)
+            return self.down(active, step.ops)
+        gate, up = hidden.chunk(2, dim=-1)
+        return self.down(F.silu(gate) * up, step.ops)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,20 +104,20 @@ class MixtureOfExperts:
     layer: int
     router_weight: Tensor  # [E, D]
     router_bias: Tensor  # [E] float32
-    gate_up: Tensor  # [E, 2I, D]
-    down: Tensor  # [E, D, I]
+    gate_up: Param  # [E, 2I, D]
+    down: Param  # [E, D, I]; FP8 exactly if gate_up is
     shared: DenseFeedForward | None
     rule: RouterRule
 
     @classmethod
-    def of(cls, params: Mapping[str, Tensor], layer: int, config: ModelConfig) -> MixtureOfExperts:
+    def of(cls, params: Mapping[str, Param], layer: int, config: ModelConfig) -> MixtureOfExperts:
         """Take layer ``layer``'s router, experts and shared expert from ``params``."""
         prefix = f"layers.{layer}"
         has_shared = f"{prefix}.shared.down.weight" in params
         return cls(
             layer=layer,
-            router_weight=params[f"{prefix}.router.weight"],
-            router_bias=params[f"{prefix}.router.bias"],
+            router_weight=tensor(params, f"{prefix}.router.weight"),
+            router_bias=tensor(params, f"{prefix}.router.bias"),
             gate_up=params[f"{prefix}.experts.gate_up"],
             down=params[f"{prefix}.experts.down"],
             shared=DenseFeedForward.of(params, f"{prefix}.shared") if has_shared else None,
@@ -129,16 +130,16 @@ class MixtureOfExperts:
             ),
         )
 
-    def __call__(self, x: Tensor, step: AttentionStep) -> Tensor:
+    def __call__(self, x: SharedInput, step: AttentionStep) -> Tensor:
         """[R, D] -> [R, D]; padding rows get expert −1 and reach the shared expert only."""
         tap = step.tap
         want_margin = tap is not None and tap.wants_margin
-        routing = route(x, self.router_weight, self.router_bias, self.rule, want_margin)
+        routing = route(x.values, self.router_weight, self.router_bias, self.rule, want_margin)
         expert_ids = routing.expert_ids
         if tap is not None:
             margin = routing.margin
             if margin is None:
-                margin = expert_ids.new_full((x.shape[0],), torch.inf, dtype=torch.float32)
+                margin = expert_ids.new_full((expert_ids.shape[0],), torch.inf, dtype=torch.float32)
             expert_ids = tap.experts(self.layer, expert_ids, margin)
         weights = routing.scores.gather(1, expert_ids.clamp(min=0))
         if self.rule.is_normalised:
@@ -146,5 +147,17 @@ class MixtureOfExperts:
         rows = step.geometry.rows
         if rows.num_live < rows.num_rows or not rows.is_exact:
             expert_ids = expert_ids.masked_fill(~rows.is_live()[:, None], -1)
-        routed = step.ops.moe(x, expert_ids, weights.mul_(self.rule.scale), self.gate_up, self.down)
+        routed = self._experts(x, expert_ids, weights.mul_(self.rule.scale), step)
         return routed if self.shared is None else routed + self.shared(x, step)
+
+    def _experts(
+        self, x: SharedInput, expert_ids: Tensor, weights: Tensor, step: AttentionStep
+    ) -> Tensor:
+        """Products of the routed experts, weighted and added."""
+        gate_up, down = self.gate_up, self.down
+        if isinstance(gate_up, BlockFp8Weight) and isinstance(down, BlockFp8Weight):
+            rows = x.quantised(gate_up.is_power_of_two)
+            return step.ops.moe_fp8(rows, expert_ids, weights, gate_up, down)
+        assert isinstance(gate_up, Tensor)
+        assert isinstance(down, Tensor)
+        return step.ops.moe(x.values, expert_ids, weights, gate_up, down)

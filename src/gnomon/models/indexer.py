@@ -21,6 +21,7 @@ from gnomon.attention.indices import KeySet
 from gnomon.attention.ops.values import IndexTransform
 from gnomon.attention.step import AttentionStep
 from gnomon.models.config import ModelConfig
+from gnomon.models.linear import Linear, Param, SharedInput, tensor
 from gnomon.models.rotation import Rotations
 
 LAYER_NORM_EPS = 1e-6  # of the index keys in every release; not rms_norm_eps
@@ -33,32 +34,32 @@ class Indexer:
     layer: int
     part: str
     num_heads: int
-    query: Tensor  # [Hi * Di, rq]
-    key: Tensor  # [Di, D]
+    query: Linear  # [Hi * Di, rq]
+    key: Linear  # [Di, D]
     head_weights: Tensor  # [Hi, D] float32
     transform: IndexTransform
 
     @classmethod
-    def of(cls, params: Mapping[str, Tensor], layer: int, config: ModelConfig) -> Indexer:
+    def of(cls, params: Mapping[str, Param], layer: int, config: ModelConfig) -> Indexer:
         """Take layer ``layer``'s index weights from ``params``."""
         prefix = f"layers.{layer}.indexer"
         return cls(
             layer=layer,
             part=index_part(layer),
             num_heads=config.index_n_heads,
-            query=params[f"{prefix}.wq_b.weight"],
-            key=params[f"{prefix}.wk.weight"],
-            head_weights=params[f"{prefix}.weights_proj.weight"],
+            query=Linear.of(params, f"{prefix}.wq_b"),
+            key=Linear.of(params, f"{prefix}.wk"),
+            head_weights=tensor(params, f"{prefix}.weights_proj.weight"),
             transform=IndexTransform(
-                norm_weight=params[f"{prefix}.k_norm.weight"],
-                norm_bias=params[f"{prefix}.k_norm.bias"],
+                norm_weight=tensor(params, f"{prefix}.k_norm.weight"),
+                norm_bias=tensor(params, f"{prefix}.k_norm.bias"),
                 norm_eps=LAYER_NORM_EPS,
                 has_hadamard=config.index_hadamard,
             ),
         )
 
     def select(
-        self, h: Tensor, q_latent: Tensor, rotations: Rotations, step: AttentionStep
+        self, h: SharedInput, q_latent: SharedInput, rotations: Rotations, step: AttentionStep
     ) -> tuple[KeySet | None, RowTensor | None]:
         """Write this step's index keys, then choose keys for the rows of the SPARSE route.
 
@@ -67,13 +68,15 @@ class Indexer:
         """
         geometry, sparse, tap = step.geometry, step.plan.sparse, step.tap
         pool = step.pool(self.part)
-        latent = h.new_empty((0, q_latent.shape[1]))
-        if sparse is not None:
-            latent = sparse.take(RowTensor(geometry.rows, q_latent)).data
-        query = F.linear(latent, self.query).view(-1, self.num_heads, self.key.shape[0])
+        latent: Tensor | SharedInput = q_latent
+        if sparse is None:
+            latent = q_latent.values[:0]
+        elif sparse.rows is not None:
+            latent = sparse.take(RowTensor(geometry.rows, q_latent.values)).data
+        query = self.query(latent, step.ops).view(-1, self.num_heads, self.key.num_outputs)
         prepared = step.ops.index_prepare(
             RowTensor(rotations.index_query.axis, query),
-            step.on_write_axis(RowTensor(geometry.rows, F.linear(h, self.key))),
+            step.on_write_axis(RowTensor(geometry.rows, self.key(h, step.ops))),
             self.transform,
             (rotations.index_query, rotations.index_key),
             pool,
@@ -81,7 +84,7 @@ class Indexer:
         )
         if sparse is None:
             return None, None
-        chosen_by = sparse.take(RowTensor(geometry.rows, h)).data.to(self.head_weights.dtype)
+        chosen_by = sparse.take(RowTensor(geometry.rows, h.values)).data.to(self.head_weights.dtype)
         weights = RowTensor(sparse.axis, F.linear(chosen_by, self.head_weights))
         want_margin = tap is not None and tap.wants_margin
         selection = step.ops.index_select(

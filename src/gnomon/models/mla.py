@@ -23,6 +23,7 @@ from gnomon.attention.indices import KeySet
 from gnomon.attention.plan import ContextChunk
 from gnomon.attention.step import AttentionStep
 from gnomon.models.config import ModelConfig
+from gnomon.models.linear import Linear, Param, SharedInput, dequantised, fused, tensor
 from gnomon.models.rotation import Rotations
 
 
@@ -48,22 +49,24 @@ class LatentAttention:
     latent_dim: int
     scale: float
     latent_eps: float
-    q_a: Tensor  # [rq, D]
+    inputs: tuple[Linear, ...]  # q_a [rq, D] and kv_a [D_c + D_r, D], or both as one product
+    q_rank: int
     q_a_norm: Tensor  # [rq]
-    q_b: Tensor  # [H * (dn + D_r), rq]
-    kv_a: Tensor  # [D_c + D_r, D]
+    q_b: Linear  # [H * (dn + D_r), rq]
     kv_a_norm: Tensor  # [D_c]
-    kv_b: Tensor  # [H * (dn + dv), D_c]
+    kv_b: Tensor  # [H * (dn + dv), D_c], never FP8: absorption multiplies by its parts
     up_key: Tensor  # [H, dn, D_c], W_UK: a view of kv_b
     up_value: Tensor  # [H, dv, D_c], W_UV: a view of kv_b
-    output: Tensor  # [D, H * dv]
+    output: Linear  # [D, H * dv]
 
     @classmethod
-    def of(cls, params: Mapping[str, Tensor], layer: int, config: ModelConfig) -> LatentAttention:
+    def of(cls, params: Mapping[str, Param], layer: int, config: ModelConfig) -> LatentAttention:
         """Take layer ``layer``'s attention weights; W_UK and W_UV are views of kv_b."""
         prefix = f"layers.{layer}.attn"
         heads, nope = config.num_attention_heads, config.qk_nope_head_dim
-        kv_b = params[f"{prefix}.kv_b.weight"]
+        q_a_norm = tensor(params, f"{prefix}.q_a_norm.weight")
+        kv_b = dequantised(params[f"{prefix}.kv_b.weight"], q_a_norm.dtype)
+        q_a, kv_a = Linear.of(params, f"{prefix}.q_a"), Linear.of(params, f"{prefix}.kv_a")
         up = kv_b.view(heads, nope + config.v_head_dim, config.kv_lora_rank)
         return cls(
             part=latent_part(layer),
@@ -72,36 +75,44 @@ class LatentAttention:
             latent_dim=config.kv_lora_rank,
             scale=config.softmax_scale(),
             latent_eps=config.latent_norm_eps,
-            q_a=params[f"{prefix}.q_a.weight"],
-            q_a_norm=params[f"{prefix}.q_a_norm.weight"],
-            q_b=params[f"{prefix}.q_b.weight"],
-            kv_a=params[f"{prefix}.kv_a.weight"],
-            kv_a_norm=params[f"{prefix}.kv_a_norm.weight"],
+            inputs=fused(q_a, kv_a),
+            q_rank=config.q_lora_rank,
+            q_a_norm=q_a_norm,
+            q_b=Linear.of(params, f"{prefix}.q_b"),
+            kv_a_norm=tensor(params, f"{prefix}.kv_a_norm.weight"),
             kv_b=kv_b,
             up_key=up[:, :nope],
             up_value=up[:, nope:],
-            output=params[f"{prefix}.o.weight"],
+            output=Linear.of(params, f"{prefix}.o"),
         )
 
-    def query_latent(self, h: Tensor, step: AttentionStep) -> Tensor:
-        """The query latent cq [R, rq]: normalised, low-rank; what the indexer reads too."""
-        return step.ops.rms_norm(F.linear(h, self.q_a), self.q_a_norm, self.latent_eps)
+    def enter(self, h: SharedInput, step: AttentionStep) -> tuple[SharedInput, Tensor]:
+        """The query latent cq [R, rq], normalised, and raw key latents [R, D_c + D_r].
 
-    def write(self, h: Tensor, rotations: Rotations, step: AttentionStep) -> None:
+        cq is what the indexer reads too. Rows may be strided: both may be parts of one product.
+        """
+        products = [layer(h, step.ops) for layer in self.inputs]
+        if len(products) == 1:
+            products = [products[0][:, : self.q_rank], products[0][:, self.q_rank :]]
+        q_raw, kv_raw = products
+        q_latent = step.ops.rms_norm(q_raw, self.q_a_norm, self.latent_eps)
+        return SharedInput(q_latent, step.ops), kv_raw
+
+    def write(self, kv_raw: Tensor, rotations: Rotations, step: AttentionStep) -> None:
         """Write the latents of the step's tokens to the cache."""
-        raw = step.on_write_axis(RowTensor(step.geometry.rows, F.linear(h, self.kv_a)))
+        raw = step.on_write_axis(RowTensor(step.geometry.rows, kv_raw))
         pool, writes = step.pool(self.part), step.geometry.writes["tokens"]
         step.ops.latent_write(raw, self.kv_a_norm, self.latent_eps, rotations.key, pool, writes)
 
     def attend(
-        self, q_latent: Tensor, keys: KeySet | None, rotations: Rotations, step: AttentionStep
+        self, q_latent: SharedInput, keys: KeySet | None, rotations: Rotations, step: AttentionStep
     ) -> Tensor:
         """[R, D]: every row over its own keys, by the route that the plan gave its request.
 
         ``keys`` are on ``plan.sparse.axis``; None where no row is SPARSE.
         """
         rows, plan = step.geometry.rows, step.plan
-        heads = F.linear(q_latent, self.q_b).view(rows.num_rows, self.num_heads, -1)
+        heads = self.q_b(q_latent, step.ops).view(rows.num_rows, self.num_heads, -1)
         rope = step.ops.rope(heads[..., self.nope_dim :], rotations.query)
         query = Query(RowTensor(rows, heads[..., : self.nope_dim]), RowTensor(rows, rope))
         parts: list[tuple[RowSubset, RowTensor]] = []
@@ -109,7 +120,7 @@ class LatentAttention:
             parts.append((plan.sparse, self._attend_sparse(query.take(plan.sparse), keys, step)))
         if plan.dense is not None:
             parts.append((plan.dense, self._attend_dense(query.take(plan.dense), step)))
-        return F.linear(RowSubset.restore(rows, parts).data.flatten(1), self.output)
+        return self.output(RowSubset.restore(rows, parts).data.flatten(1), step.ops)
 
     def _attend_sparse(self, query: Query, keys: KeySet, step: AttentionStep) -> RowTensor:
         """Absorbed: [M, H, dv]."""

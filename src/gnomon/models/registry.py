@@ -8,13 +8,14 @@ Not here: reading configs and weights (sources.py).
 
 from __future__ import annotations
 
-from torch import Tensor
+from collections.abc import Mapping
 
 from gnomon.attention.layouts.base import KVLayout
 from gnomon.cache.schema import CacheSchema, GroupSpec, PartSpec
 from gnomon.errors import ConfigError
 from gnomon.models.config import Family, ModelConfig
 from gnomon.models.indexer import index_part
+from gnomon.models.linear import Param
 from gnomon.models.mla import latent_part
 from gnomon.models.sparse_mla_model import SparseMlaModel
 
@@ -26,7 +27,7 @@ _MODELS: dict[Family, type[SparseMlaModel]] = {
 
 
 def build_model(
-    config: ModelConfig, params: dict[str, Tensor], num_positions: int | None = None
+    config: ModelConfig, params: Mapping[str, Param], num_positions: int | None = None
 ) -> SparseMlaModel:
     """Put a model together; ``num_positions`` bounds the rotary tables (default: the config's)."""
     kind = _MODELS.get(config.model_type)

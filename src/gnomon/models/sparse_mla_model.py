@@ -23,6 +23,7 @@ from gnomon.attention.step import AttentionStep
 from gnomon.models.config import ModelConfig
 from gnomon.models.feed_forward import DenseFeedForward, MixtureOfExperts
 from gnomon.models.indexer import Indexer
+from gnomon.models.linear import Param, SharedInput, tensor
 from gnomon.models.mla import LatentAttention
 from gnomon.models.rotation import Rotations, rope_table
 
@@ -46,12 +47,12 @@ class DecoderLayer:
     feed_forward: DenseFeedForward | MixtureOfExperts
 
     @classmethod
-    def of(cls, params: Mapping[str, Tensor], layer: int, config: ModelConfig) -> DecoderLayer:
+    def of(cls, params: Mapping[str, Param], layer: int, config: ModelConfig) -> DecoderLayer:
         """Take layer ``layer`` from ``params``."""
         dense = config.is_dense_layer(layer)
         return cls(
-            input_norm=params[f"layers.{layer}.input_norm.weight"],
-            post_norm=params[f"layers.{layer}.post_norm.weight"],
+            input_norm=tensor(params, f"layers.{layer}.input_norm.weight"),
+            post_norm=tensor(params, f"layers.{layer}.post_norm.weight"),
             attention=LatentAttention.of(params, layer, config),
             indexer=Indexer.of(params, layer, config) if config.has_indexer(layer) else None,
             feed_forward=DenseFeedForward.of(params, f"layers.{layer}.mlp")
@@ -64,13 +65,13 @@ class SparseMlaModel:
     """A model ready to run; immutable after construction."""
 
     def __init__(
-        self, config: ModelConfig, params: Mapping[str, Tensor], num_positions: int
+        self, config: ModelConfig, params: Mapping[str, Param], num_positions: int
     ) -> None:
         """Views of ``params`` (internal names of models/params.py); nothing is copied."""
         self.config = config
-        self.embedding = params["embed.weight"]
-        self.final_norm = params["norm.weight"]
-        self.head = params["lm_head.weight"]
+        self.embedding = tensor(params, "embed.weight")
+        self.final_norm = tensor(params, "norm.weight")
+        self.head = tensor(params, "lm_head.weight")
         self.layers = tuple(
             DecoderLayer.of(params, layer, config) for layer in range(config.num_hidden_layers)
         )
@@ -90,14 +91,16 @@ class SparseMlaModel:
         faults: list[RowTensor] = []
         for number, layer in enumerate(self.layers):
             ops.begin_layer(number)
-            h = ops.rms_norm(x, layer.input_norm, eps)
-            q_latent = layer.attention.query_latent(h, step)
-            layer.attention.write(h, rotations, step)
+            h = SharedInput(ops.rms_norm(x, layer.input_norm, eps), ops)
+            q_latent, kv_raw = layer.attention.enter(h, step)
+            layer.attention.write(kv_raw, rotations, step)
             if layer.indexer is not None:
                 keys, nan_rows = layer.indexer.select(h, q_latent, rotations, step)
                 faults += [nan_rows] if nan_rows is not None else []
             x = x + layer.attention.attend(q_latent, keys, rotations, step)
-            x = x + layer.feed_forward(ops.rms_norm(x, layer.post_norm, eps), step)
+            x = x + layer.feed_forward(
+                SharedInput(ops.rms_norm(x, layer.post_norm, eps), ops), step
+            )
         hidden = ops.rms_norm(x, self.final_norm, eps)
         return ForwardOutput(RowTensor(rows, hidden), _any_fault(step, faults))
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gnomon.attention.block_fp8 import num_groups
 from gnomon.attention.spec.model import Arguments
 
 
@@ -121,6 +122,36 @@ def gathered(arguments: Arguments) -> Outputs:
 def mixed(arguments: Arguments) -> Outputs:
     """moe: like x; a row without experts gets 0."""
     return (Output("out", tuple(arguments[0].shape), arguments[0].dtype, 0.0),)
+
+
+def quantised(arguments: Arguments) -> Outputs:
+    """quantise_rows: codes like x, a scale per group of columns."""
+    return _codes(*arguments[0].shape)
+
+
+def quantised_half(arguments: Arguments) -> Outputs:
+    """silu_quantise: half as many columns as hidden has."""
+    num_rows, width = arguments[0].shape
+    return _codes(num_rows, width // 2)
+
+
+def _codes(num_rows: int, width: int) -> Outputs:
+    return (
+        Output("codes", (num_rows, width), torch.float8_e4m3fn, is_finite=False),
+        Output("scales", (num_rows, num_groups(width)), torch.float32),
+    )
+
+
+def product_fp8(arguments: Arguments) -> Outputs:
+    """linear_fp8: a column for every row of the weight."""
+    shape = (int(arguments[0].shape[0]), int(arguments[2].shape[0]))
+    return (Output("out", shape, arguments[4]),)
+
+
+def mixed_fp8(arguments: Arguments) -> Outputs:
+    """moe_fp8: as wide as the second weight; a row without experts gets 0."""
+    shape = (int(arguments[0][0].shape[0]), int(arguments[4][0].shape[1]))
+    return (Output("out", shape, arguments[6], 0.0),)
 
 
 def padding(_: Arguments, live: Tensor | None) -> Tensor | None:

@@ -34,6 +34,12 @@ from gnomon.attention.checks.recheck_index import (
     recheck_index_scores,
     recheck_index_scores_paged,
 )
+from gnomon.attention.checks.recheck_linear import (
+    recheck_linear_fp8,
+    recheck_moe_fp8,
+    recheck_quantise_rows,
+    recheck_silu_quantise,
+)
 from gnomon.attention.checks.recheck_rows import (
     recheck_layer_norm,
     recheck_moe,
@@ -156,7 +162,14 @@ def _gather_range(arguments: Arguments) -> Faults:
 
 
 def _experts(arguments: Arguments) -> Faults:
-    ids, num_experts = arguments[1], int(arguments[3].shape[0])
+    yield from _named_experts(arguments[1], int(arguments[3].shape[0]))
+
+
+def _experts_fp8(arguments: Arguments) -> Faults:
+    yield from _named_experts(arguments[1], int(arguments[3][0].shape[0]))
+
+
+def _named_experts(ids: Tensor, num_experts: int) -> Faults:
 
     def shown(row: int) -> str:
         return f"experts {ids[row].tolist()}; allowed are -1 .. {num_experts - 1}"
@@ -273,6 +286,23 @@ RULES: Mapping[str, CallRules] = MappingProxyType(
         ),
         "moe": CallRules(
             contract.mixed, contract.without_expert, (0, 2), recheck_moe, _experts, turn=1
+        ),
+        "quantise_rows": CallRules(
+            contract.quantised, contract.padding, (0,), recheck_quantise_rows, turn=2
+        ),
+        "silu_quantise": CallRules(
+            contract.quantised_half, contract.padding, (0,), recheck_silu_quantise, turn=2
+        ),
+        "linear_fp8": CallRules(
+            contract.product_fp8, contract.padding, (1,), recheck_linear_fp8, turn=0
+        ),
+        "moe_fp8": CallRules(
+            contract.mixed_fp8,
+            contract.without_expert,
+            (2,),
+            recheck_moe_fp8,
+            _experts_fp8,
+            turn=1,
         ),
     }
 )

@@ -17,6 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
+from gnomon.attention.block_fp8 import BlockFp8Weight, Fp8Rows
 from gnomon.attention.geometry import Geometry, PageTable, RowTensor, WriteSlots, require_axis
 from gnomon.attention.indices import KeySet
 from gnomon.attention.layouts.base import PagedPool
@@ -33,11 +34,18 @@ class Operators:
     """One kernel per operator, chosen before the first step (dispatch.bind_operators)."""
 
     def __init__(
-        self, kernels: Mapping[str, Kernel], providers: Mapping[str, str] | None = None
+        self,
+        kernels: Mapping[str, Kernel],
+        providers: Mapping[str, str] | None = None,
+        fusions: Mapping[str, Kernel] | None = None,
     ) -> None:
-        """``providers``: operator to the name of whom its kernel is from, where that is known."""
+        """``providers``: operator to the name of whom its kernel is from, where that is known.
+
+        ``fusions``: kernels that stand for several operators (ops/fusions.py); none: the parts.
+        """
         self.kernels: Mapping[str, Kernel] = dict(kernels)
         self.providers: Mapping[str, str] = dict(providers or {})
+        self.fusions: Mapping[str, Kernel] = dict(fusions or {})
         self._rms_norm: Callable[[Tensor, Tensor, float], Tensor] = kernels["rms_norm"]
         self._layer_norm: Callable[[Tensor, Tensor, Tensor, float], Tensor] = kernels["layer_norm"]
         self._rope: Callable[[Tensor, RopeRows], Tensor] = kernels["rope"]
@@ -47,6 +55,10 @@ class Operators:
         self._context_gather = kernels["context_gather"]
         self._lse_merge = kernels["lse_merge"]
         self._moe = kernels["moe"]
+        self._quantise_rows = kernels["quantise_rows"]
+        self._silu_quantise = kernels["silu_quantise"]
+        self._linear_fp8 = kernels["linear_fp8"]
+        self._moe_fp8 = kernels["moe_fp8"]
 
     def begin_layer(self, layer: int) -> None:
         """The calls from here on are of this layer. For sets of operators that watch or record."""
@@ -183,4 +195,39 @@ class Operators:
         x [R, D], ids and weights [R, k], gate_up [E, 2I, D] (gate rows first), down [E, D, I].
         """
         mixed: Tensor = self._moe(x, expert_ids, expert_weights, gate_up, down)
+        return mixed
+
+    def quantise_rows(self, x: Tensor, is_power_of_two: bool) -> Fp8Rows:
+        """Rows [M, K] in FP8: scale = max(largest magnitude of 128 columns, 1e-4) / 448."""
+        codes, scales = self._quantise_rows(x, is_power_of_two)
+        return Fp8Rows(codes, scales, x.dtype)
+
+    def silu_quantise(self, hidden: Tensor, is_power_of_two: bool) -> Fp8Rows:
+        """silu(gate) · up in FP8, of hidden [M, 2 I] with the gate's columns first."""
+        codes, scales = self._silu_quantise(hidden, is_power_of_two)
+        return Fp8Rows(codes, scales, hidden.dtype)
+
+    def linear_fp8(self, x: Fp8Rows, weight: BlockFp8Weight) -> Tensor:
+        """[M, N] of x [M, K] and weight [N, K]: fp32 sums, scaled per group and block."""
+        product: Tensor = self._linear_fp8(x.codes, x.scales, weight.codes, weight.scales, x.dtype)
+        return product
+
+    def moe_fp8(
+        self,
+        x: Fp8Rows,
+        expert_ids: Tensor,
+        expert_weights: Tensor,
+        gate_up: BlockFp8Weight,
+        down: BlockFp8Weight,
+    ) -> Tensor:
+        """``moe`` with FP8 weights; silu(gate) · up is quantised too, from fp32."""
+        mixed: Tensor = self._moe_fp8(
+            (x.codes, x.scales),
+            expert_ids,
+            expert_weights,
+            (gate_up.codes, gate_up.scales),
+            (down.codes, down.scales),
+            down.is_power_of_two,
+            x.dtype,
+        )
         return mixed

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from gnomon.attention.spec import attention, cache, index, moe, norms
+from gnomon.attention.spec import attention, cache, index, linear, moe, norms
 from gnomon.attention.spec.check import check_all, check_provider
 from gnomon.attention.spec.model import (
     Argument,
@@ -41,6 +41,7 @@ SPECS: Mapping[str, OpSpec] = MappingProxyType(
             *index.SPECS,
             *attention.SPECS,
             *moe.SPECS,
+            *linear.SPECS,
         )
     }
 )

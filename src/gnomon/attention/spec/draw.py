@@ -84,3 +84,8 @@ def slot_lists(
     for row, count in enumerate(counts):
         slots[row, :count] = torch.randperm(num_slots, generator=generator)[:count]
     return slots, torch.tensor(counts, dtype=torch.int32)
+
+
+def expert_choices(generator: Generator, num_rows: int, num_experts: int, k: int) -> Tensor:
+    """Distinct experts of every row, int64 [num_rows, k]."""
+    return torch.rand(num_rows, num_experts, generator=generator).argsort(dim=1)[:, :k]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from torch import Generator, Tensor
+from torch import Generator
 
 from gnomon.attention.providers import reference
-from gnomon.attention.spec.draw import normal
+from gnomon.attention.spec.draw import expert_choices, normal
 from gnomon.attention.spec.model import (
     UNIT_SUM,
     Argument,
@@ -26,12 +26,6 @@ HALF = Tolerance(
 )
 
 
-def _choices(generator: Generator, num_rows: int, scale: Scale) -> Tensor:
-    """Distinct experts of every row, int64 [num_rows, k]."""
-    noise = torch.rand(num_rows, scale.num_experts, generator=generator)
-    return noise.argsort(dim=1)[:, : scale.num_experts_per_tok]
-
-
 def _cases(generator: Generator, dtype: torch.dtype, scale: Scale) -> Iterator[Case]:
     experts, width = scale.num_experts, scale.moe_intermediate_size
     hidden = scale.hidden_size
@@ -40,7 +34,7 @@ def _cases(generator: Generator, dtype: torch.dtype, scale: Scale) -> Iterator[C
     plans = {"typical": scale.num_rows, "one row": 1, "many rows": 70, "no rows": 0}
     for label, num_rows in plans.items():
         x = normal(generator, (num_rows, hidden), dtype)
-        ids = _choices(generator, num_rows, scale)
+        ids = expert_choices(generator, num_rows, experts, scale.num_experts_per_tok)
         weights = torch.rand(ids.shape, generator=generator).to(dtype)
         yield Case(label, (x, ids, weights, gate_up, down))
         holes = ids.masked_fill(torch.rand(ids.shape, generator=generator) < 0.4, -1)

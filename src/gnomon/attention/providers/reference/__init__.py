@@ -14,6 +14,12 @@ from gnomon.attention.providers.reference.cache import (
     latent_write,
 )
 from gnomon.attention.providers.reference.index import index_scores, index_scores_paged, topk
+from gnomon.attention.providers.reference.linear import (
+    linear_fp8,
+    moe_fp8,
+    quantise_rows,
+    silu_quantise,
+)
 from gnomon.attention.providers.reference.moe import moe
 from gnomon.attention.providers.reference.norms import layer_norm, rms_norm, rope
 
@@ -26,10 +32,14 @@ __all__ = [
     "index_scores_paged",
     "latent_write",
     "layer_norm",
+    "linear_fp8",
     "lse_merge",
     "moe",
+    "moe_fp8",
+    "quantise_rows",
     "rms_norm",
     "rope",
+    "silu_quantise",
     "sparse_mla",
     "topk",
 ]
@@ -51,5 +61,9 @@ PROVIDER = KernelSet(
         "context_gather": context_gather,
         "lse_merge": lse_merge,
         "moe": moe,
+        "quantise_rows": quantise_rows,
+        "silu_quantise": silu_quantise,
+        "linear_fp8": linear_fp8,
+        "moe_fp8": moe_fp8,
     },
 )

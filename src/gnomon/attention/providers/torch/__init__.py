@@ -18,6 +18,13 @@ from gnomon.attention.providers.torch.index import (
     index_scores_paged,
     index_scores_paged_fixed,
 )
+from gnomon.attention.providers.torch.linear import (
+    linear_fp8,
+    linear_fp8_fixed,
+    moe_fp8,
+    quantise_rows,
+    silu_quantise,
+)
 from gnomon.attention.providers.torch.moe import moe, moe_fixed
 from gnomon.attention.providers.torch.norms import layer_norm, rms_norm, rope
 from gnomon.attention.providers.torch.topk import topk
@@ -39,11 +46,16 @@ PROVIDER = KernelSet(
         "context_gather": context_gather,
         "lse_merge": lse_merge,
         "moe": moe,
+        "quantise_rows": quantise_rows,
+        "silu_quantise": silu_quantise,
+        "linear_fp8": linear_fp8,
+        "moe_fp8": moe_fp8,
     },
     requirement=Requirement(fixed_dtypes=frozenset({torch.float32})),
     fixed={
         "index_scores": index_scores_fixed,
         "index_scores_paged": index_scores_paged_fixed,
         "moe": moe_fixed,
+        "linear_fp8": linear_fp8_fixed,
     },
 )

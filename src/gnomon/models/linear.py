@@ -1,0 +1,100 @@
+"""Linear layers whose weights may have stayed in FP8, and rows that several of them read.
+
+In:  parameters by name (a Tensor, or a BlockFp8Weight where the checkpoint's codes were kept).
+Out: `Linear`: called with rows and the bound operators, it multiplies; FP8 weights take rows
+     quantised per 128 columns (W8A8), other weights take the rows as they are.
+     `SharedInput`: rows that are quantised at most once, however many products read them.
+`fused`: matrices over the same input as one, where they are FP8 (one launch instead of several).
+Not here: which weights stay in FP8 (loading.py), the products (operators).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from gnomon.attention import block_fp8
+from gnomon.attention.block_fp8 import GROUP, BlockFp8Weight, Fp8Rows
+from gnomon.attention.ops.operators import Operators
+
+Param = Tensor | BlockFp8Weight
+
+
+class SharedInput:
+    """Rows [R, K] and, once an FP8 product has read them, their codes and scales."""
+
+    __slots__ = ("_ops", "_quantised", "values")
+
+    def __init__(self, values: Tensor, ops: Operators, quantised: Fp8Rows | None = None) -> None:
+        """``quantised``: where an operator gave both at once."""
+        self.values = values
+        self._ops = ops
+        self._quantised = quantised
+
+    def quantised(self, is_power_of_two: bool) -> Fp8Rows:
+        """Codes and scales; all weights of a model have scales of the same kind."""
+        if self._quantised is None:
+            self._quantised = self._ops.quantise_rows(self.values, is_power_of_two)
+        return self._quantised
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Linear:
+    """x -> x · weightᵀ; weight [N, K]."""
+
+    weight: Param
+
+    @classmethod
+    def of(cls, params: Mapping[str, Param], name: str) -> Linear:
+        """The layer ``{name}.weight``."""
+        return cls(params[f"{name}.weight"])
+
+    @property
+    def num_outputs(self) -> int:
+        """N."""
+        return int(self.weight.shape[0])
+
+    def __call__(self, x: Tensor | SharedInput | Fp8Rows, ops: Operators) -> Tensor:
+        """[R, N] of x [R, K], in x's dtype. Rows that are FP8 already need an FP8 weight."""
+        if isinstance(self.weight, Tensor):
+            assert not isinstance(x, Fp8Rows)
+            return F.linear(x.values if isinstance(x, SharedInput) else x, self.weight)
+        if isinstance(x, Tensor):
+            x = ops.quantise_rows(x, self.weight.is_power_of_two)
+        elif isinstance(x, SharedInput):
+            x = x.quantised(self.weight.is_power_of_two)
+        return ops.linear_fp8(x, self.weight)
+
+
+def fused(*layers: Linear) -> tuple[Linear, ...]:
+    """One layer whose outputs are those of ``layers`` in turn, or ``layers`` where that cannot be.
+
+    FP8 matrices only, and all but the last of whole blocks of 128 rows. Copies the codes.
+    """
+    weights = [layer.weight for layer in layers]
+    parts = [weight for weight in weights if isinstance(weight, BlockFp8Weight)]
+    if len(parts) < len(weights) or any(part.shape[0] % GROUP for part in parts[:-1]):
+        return layers
+    codes = torch.cat([part.codes.view(torch.uint8) for part in parts])
+    scales = torch.cat([part.scales for part in parts])
+    whole = BlockFp8Weight(codes.view(torch.float8_e4m3fn), scales, parts[0].is_power_of_two)
+    return (Linear(whole),)
+
+
+def tensor(params: Mapping[str, Param], name: str) -> Tensor:
+    """A parameter that is never FP8: norms, biases, embeddings, routers."""
+    value = params[name]
+    assert isinstance(value, Tensor), name
+    return value
+
+
+def dequantised(value: Param, dtype: torch.dtype) -> Tensor:
+    """The matrix [N, K] as plain numbers of ``dtype``; a Tensor is returned as it is."""
+    if isinstance(value, Tensor):
+        return value
+    compute = torch.promote_types(dtype, torch.float32)
+    return block_fp8.dequantised(value.codes, value.scales, compute).to(dtype)
