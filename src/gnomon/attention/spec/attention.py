@@ -25,6 +25,12 @@ from gnomon.attention.spec.model import (
 )
 
 HALF_OUT = Tolerance(1e-4, 2.0**-8, ROUND_ONCE.reason)
+WEIGHTS_ROUNDED = Tolerance(
+    2.0**-8,
+    2.0**-8,
+    "softmax weights are rounded to the values' dtype before they meet values of unit scale, as on "
+    "every tensor core: half an ulp, 2^-9 of each, adds up at random",
+)
 _SCALE = Argument("scale", "", "float")
 
 
@@ -138,7 +144,7 @@ SPARSE_MLA = OpSpec(
     reference=reference.sparse_mla,
     cases=_sparse_cases,
     observe=_observe,
-    tolerances=by_dtype(UNIT_SUM, HALF_OUT),
+    tolerances=by_dtype(UNIT_SUM, WEIGHTS_ROUNDED),
     flops=_sparse_flops,
     min_bytes=_sparse_bytes,
 )
@@ -157,7 +163,7 @@ DENSE_MHA = OpSpec(
     reference=reference.dense_mha,
     cases=_dense_cases,
     observe=_observe,
-    tolerances=by_dtype(UNIT_SUM, HALF_OUT),
+    tolerances=by_dtype(UNIT_SUM, WEIGHTS_ROUNDED),
     flops=_dense_flops,
     min_bytes=lambda arguments: num_bytes(*arguments[:3]) + num_bytes(arguments[0]),
 )

@@ -9,12 +9,13 @@ Importing this package imports triton; `providers.builtin_providers` does so onl
 from __future__ import annotations
 
 from gnomon.attention.dispatch import KernelSet, Requirement
-from gnomon.attention.providers.triton import cache, rows
+from gnomon.attention.providers.triton import attention, cache, rows
 from gnomon.attention.providers.triton.language import DEVICES, DTYPES
 
 PROVIDER = KernelSet(
     name="triton",
     rank=20,
-    kernels={**cache.KERNELS, **rows.KERNELS},
+    kernels={**attention.KERNELS, **cache.KERNELS, **rows.KERNELS},
     requirement=Requirement(devices=DEVICES, dtypes=DTYPES, can_capture=True, fixed_dtypes=DTYPES),
+    fixed={**attention.FIXED},
 )

@@ -1,0 +1,73 @@
+"""Which tiles and how many splits sparse MLA runs with: pure functions of what the host knows.
+
+In:  head counts, widths, dtypes, numbers of rows, widths of lists, the device's processors.
+Out: `ListTile`, numbers of splits. Nothing is read from a device: a captured graph is valid
+     whatever the counts turn out to be.
+Figures behind the choices: gluon_feasibility.md §2, 3; measured anew by bench/tune_attention.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from gnomon.attention.providers.triton.language import padded
+
+SPLIT_CHOICES = (1, 2, 3, 4, 6, 8, 12, 16)  # few, as each compiles a combine of its own
+FIXED_SPLIT_KEYS = 512
+WAVE_COST = 3.0  # start and end of a program, in turns of its loop over key blocks
+SPLIT_COST = 0.5  # what another split adds to the combine, in the same unit
+LARGEST_ACCUMULATOR = 64 * 512  # numbers of fp32 in the registers of 8 warps
+
+
+@dataclass(frozen=True, slots=True)
+class ListTile:
+    """Heads and keys of a block, how it is compiled, and how many fit on one processor."""
+
+    heads: int
+    keys: int
+    num_warps: int
+    num_stages: int
+    per_processor: int = 1
+
+
+def choose_tile(num_heads: int, width: int, dtype: torch.dtype, is_packed: bool) -> ListTile:
+    """The tile for ``num_heads`` heads of ``width`` latents; 16 heads never pay for more.
+
+    Over 16 packed ones take a block of 64 all the same: blocks of 32 spill, and tensor time is not
+    what a decode step waits for.
+    """
+    if dtype == torch.float32:
+        return ListTile(16, 16, 4, 1)  # IEEE products do without tensor cores
+    if num_heads <= 16:
+        tile = ListTile(16, 64, 8, 2)
+    elif num_heads <= 32 and not is_packed:
+        tile = ListTile(32, 64, 8, 2)
+    else:
+        tile = ListTile(64, 64, 8, 2)
+    while tile.heads > 16 and tile.heads * padded(width, 16) > LARGEST_ACCUMULATOR:
+        tile = replace(tile, heads=tile.heads // 2)
+    return tile
+
+
+def choose_splits(num_programs: int, width: int, tile: ListTile, num_processors: int) -> int:
+    """Splits of lists of ``width`` that take the least time for ``num_programs`` unsplit programs.
+
+    Time is waves of programs times (turns of the longest split + WAVE_COST), plus the combine's.
+    """
+    turns = -(-width // tile.keys)
+    places = num_processors * tile.per_processor
+
+    def cost(splits: int) -> float:
+        waves = -(-num_programs * splits // places)
+        return waves * (-(-turns // splits) + WAVE_COST) + (SPLIT_COST * splits + 1) * (splits > 1)
+
+    return min((s for s in SPLIT_CHOICES if s <= max(turns, 1)), key=cost)
+
+
+def count_processors(device: torch.device) -> int:
+    """Multiprocessors of a CUDA device; 1 for a CPU, where splits gain nothing."""
+    if device.type != "cuda":
+        return 1
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)

@@ -1,0 +1,92 @@
+"""Attention kernels at real widths, compiled for sm_90 (80, 89, 120 once): no spills, WGMMA."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.triton.ahead_of_time import Build, Report, compile_all, faults
+
+PACKAGE = "gnomon.attention.providers.triton"
+LISTS = {
+    **dict.fromkeys(("q", "q_rope", "entries"), "*bf16"),
+    "slots": "*i64",
+    "count": "*i32",
+    **{"out": "*bf16", "lse": "*fp32", "scale": "fp32"},
+    **dict.fromkeys(("page_stride", "num_splits"), "i32"),
+    **dict.fromkeys(("q_row", "q_head"), "i32"),
+    "q_column": "constexpr",
+    **dict.fromkeys(("rope_row", "rope_head"), "i32"),
+    **{"rope_column": "constexpr", "slots_row": "i32", "slots_column": "constexpr"},
+}
+SHAPE = {"q_column": 1, "rope_column": 1, "slots_column": 1, "DC": 512, "DR": 64}
+SHAPE |= {"DCP": 512, "DRP": 64, "PAGE": 0, "SPLIT_KEYS": 0}
+STRIDES = ("q_row", "q_head", "rope_row", "rope_head", "slots_row", "page_stride")
+
+
+def lists(
+    tile: tuple[int, int, int, int], is_packed: bool, is_split: bool, arch: int = 90
+) -> Build:
+    """attend_lists with a tile (heads, keys, warps, stages)."""
+    heads, keys, num_warps, num_stages = tile
+    constants = SHAPE | {"H": heads, "BH": heads, "BN": keys, "STAGES": num_stages}
+    constants |= {"IS_SPLIT": is_split, "NATIVE": arch >= 89}
+    constants |= {"GROUPS": 4, "WIDTH": 656} if is_packed else {"GROUPS": 0, "WIDTH": 576}
+    signature = LISTS | dict.fromkeys(constants, "constexpr")
+    signature |= {"entries": "*u8" if is_packed else "*bf16"}
+    signature |= {"out": "*fp32" if is_split else "*bf16"}
+    aligned = (*(name for name, kind in signature.items() if kind.startswith("*")), *STRIDES)
+    options = {"num_warps": num_warps, "num_stages": num_stages}
+    module = f"{PACKAGE}.attention_lists"
+    return Build(module, "attend_lists", signature, constants, options, arch, aligned)
+
+
+def dense(tile: tuple[int, int, int, int], dtype: str = "*bf16", arch: int = 90) -> Build:
+    """attend_dense for heads of 192 and 128 with a tile (rows, keys, warps, stages)."""
+    rows, keys, num_warps, num_stages = tile
+    constants = {"q_column": 1, "k_column": 1, "v_column": 1, "H": 128, "D": 192, "DV": 128}
+    constants |= {"DA": 128, "DB": 64, "DVP": 128, "BM": rows, "BN": keys, "STAGES": num_stages}
+    strides = ("q_row", "q_head", "k_row", "k_head", "v_row", "v_head")
+    signature = {
+        **dict.fromkeys("qkv", dtype),
+        **{"visible": "*i32", "out": dtype, "lse": "*fp32", "scale": "fp32", "num_rows": "i32"},
+        **{"q_row": "i32", "q_head": "i32", "q_column": "i32"},
+        **{"k_row": "i32", "k_head": "i32", "k_column": "i32"},
+        **{"v_row": "i32", "v_head": "i32", "v_column": "i32"},
+        **dict.fromkeys(constants, "constexpr"),
+    }
+    aligned = (*"qkv", "visible", "out", "lse", *strides)
+    options = {"num_warps": num_warps, "num_stages": num_stages}
+    module = f"{PACKAGE}.attention_dense"
+    return Build(module, "attend_dense", signature, constants, options, arch, aligned)
+
+
+SPARSE = [
+    lists((64, 64, 8, 2), is_packed=False, is_split=False),
+    lists((64, 64, 8, 2), is_packed=True, is_split=True),
+    lists((64, 64, 8, 2), is_packed=True, is_split=False),
+    lists((32, 64, 8, 2), is_packed=False, is_split=False),
+    lists((16, 64, 8, 2), is_packed=False, is_split=False),
+    lists((16, 64, 8, 2), is_packed=True, is_split=True),
+]
+DENSE = [dense((128, 64, 8, 3))]
+OTHERS = [
+    lists((16, 32, 8, 1), is_packed=True, is_split=True, arch=80),
+    lists((16, 32, 8, 1), is_packed=True, is_split=True, arch=89),
+    lists((16, 32, 8, 1), is_packed=True, is_split=True, arch=120),
+    dense((128, 32, 8, 2), arch=80),
+]
+
+
+@pytest.fixture(scope="module")
+def reports() -> list[Report]:
+    return compile_all(SPARSE + DENSE + OTHERS)
+
+
+def test_no_kernel_spills_or_asks_for_too_much(reports: list[Report]) -> None:
+    assert faults(reports) == []
+
+
+def test_blocks_of_64_heads_and_of_rows_run_on_wgmma(reports: list[Report]) -> None:
+    for report in reports[:3]:
+        assert {"m64n256k16", "m64n32k16"} <= set(report.wgmma), report.label
+    assert {"m64n128k16", "m64n64k16"} <= set(reports[len(SPARSE)].wgmma)
