@@ -19,7 +19,18 @@ import gnomon
 from gnomon.cli.flags import refuse_foreign_flags
 from gnomon.errors import ConfigError, GnomonError, UnsupportedError
 
-COMMANDS = ("serve", "chat", "generate", "verify", "evaluate", "explain", "replay", "env")
+COMMANDS = (
+    "serve",
+    "chat",
+    "generate",
+    "verify",
+    "evaluate",
+    "explain",
+    "replay",
+    "bench",
+    "plan",
+    "env",
+)
 
 USAGE_ERROR = 2
 FAILURE = 1

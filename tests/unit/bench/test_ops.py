@@ -1,0 +1,101 @@
+"""`gnomon bench ops`: what is timed is what the provider gave, failures stay in their cell."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+
+from gnomon.attention.dispatch import KernelSet, OpNeed, Requirement
+from gnomon.attention.providers import torch as torch_provider
+from gnomon.attention.spec import SPECS
+from gnomon.bench import op_inputs, report
+from gnomon.bench.ceilings import Ceilings, measure_ceilings
+from gnomon.bench.op_cells import OpCell, op_cells
+from gnomon.bench.ops import OpResult, ProviderTime, bench_ops
+from gnomon.bench.timing import Failure, Timing, time_calls
+from gnomon.cli.bench import _chosen
+from gnomon.errors import ConfigError
+
+CPU = torch.device("cpu")
+CEILINGS = Ceilings(copy_bytes_s=1e9, matmul_flop_s=1e12, fp8_matmul_flop_s=None)
+NORM = OpCell(
+    "rms_norm", "8 x 16", partial(op_inputs.rms_norm, num_rows=8, width=16), OpNeed(),
+    aims=(("torch", 0.5),),
+)  # fmt: skip
+
+
+def _broken(*_: object) -> None:
+    raise RuntimeError("no luck\nsecond line")
+
+
+def test_every_provider_of_a_cell_is_timed_refused_or_failed() -> None:
+    cuda_only = Requirement(devices=frozenset({"cuda"}))
+    others = (
+        KernelSet("broken", 1, {"rms_norm": _broken}),
+        KernelSet("elsewhere", 2, {"rms_norm": _broken}, cuda_only),
+        KernelSet("without", 3, {}),
+    )
+    (result,) = bench_ops([NORM], [torch_provider.PROVIDER, *others], CEILINGS, num_runs=3)
+    by_name = {entry.provider: entry for entry in result.times}
+    assert set(by_name) == {"torch", "broken", "elsewhere"}
+    assert by_name["torch"].timing is not None
+    assert by_name["torch"].timing.num_runs == 3
+    assert by_name["broken"].reason == "RuntimeError: no luck"
+    assert "not on cpu" in by_name["elsewhere"].reason
+    arguments = NORM.make(op_inputs.Material(CPU, torch.Generator(), torch.float32))
+    assert result.min_bytes == SPECS["rms_norm"].min_bytes(arguments)
+
+
+def test_calls_take_turns_and_a_failure_stops_nobody() -> None:
+    order: list[str] = []
+    calls = {name: partial(order.append, name) for name in "ab"} | {"bad": _broken}
+    found = time_calls(calls, CPU, num_runs=2)
+    assert order == ["a", "a", "b", "b", "a", "b", "a", "b"]  # two runs each to warm up
+    assert isinstance(found["bad"], Failure)
+    assert isinstance(found["a"], Timing)
+
+
+def test_order_statistics() -> None:
+    timing = Timing.of([float(n) for n in range(11, 0, -1)])
+    assert (timing.median_us, timing.p10_us, timing.p90_us) == (6.0, 2.0, 10.0)
+
+
+@pytest.mark.parametrize(("own", "word"), [(10.0, "reached"), (50.0, "MISSED")])
+def test_a_ratio_is_the_anchors_time_over_ours(own: float, word: str) -> None:
+    times = (
+        ProviderTime("triton", Timing(own, own, own, 1), ""),
+        ProviderTime("torch", Timing(20.0, 20.0, 20.0, 1), ""),
+    )
+    result = OpResult("rms_norm", "x", False, 1, 1, 1.0, times, (("torch", 0.5),))
+    assert report.ratios(result, "triton") == {"torch": 20.0 / own}
+    assert word in report.verdict(result, "triton")
+    assert len(report.cell_lines(result)) == 2
+
+
+def test_every_cpu_cell_runs_and_has_a_place_in_the_report(tmp_path) -> None:
+    results = list(bench_ops(op_cells("cpu"), [torch_provider.PROVIDER], CEILINGS, num_runs=1))
+    assert all(result.median("torch") is not None for result in results)
+    whole = report.as_json(results, CEILINGS, {"machine": "test"})
+    assert [cell["op"] for cell in whole["cells"]] == [cell.op for cell in op_cells("cpu")]
+    report.draw(results, tmp_path / "ops.png", "test")
+    assert (tmp_path / "ops.png").stat().st_size > 1000
+
+
+def test_cells_have_names_of_their_own_and_known_operators() -> None:
+    cells = op_cells("cuda")
+    assert len({cell.name for cell in cells}) == len(cells)
+    assert {cell.op for cell in cells} <= set(SPECS)
+
+
+def test_ceilings_are_positive() -> None:
+    found = measure_ceilings(CPU)
+    assert found.copy_bytes_s > 0
+    assert found.matmul_flop_s > 0
+
+
+def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match=r"--only: nothing is called 'nope'.*rms_norm"):
+        _chosen([NORM], "nope", "only", lambda cell: cell.name)
+    assert _chosen([NORM], "", "only", lambda cell: cell.name) == (NORM,)
