@@ -111,6 +111,18 @@ class IndexTransform:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class RowPages:
+    """The pages of rows: row m has those of ``request[m]`` in ``pages`` [B, P] int32, 0 beyond.
+
+    ``request`` int32 [M], −1 for padding rows (which have no entries); None: row m has pages[m].
+    """
+
+    pages: Tensor
+    request: Tensor | None
+    page_size: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Selection:
     """What the indexer chose: a key set in POSITION space, one list segment, on the query's axis.
 
@@ -136,10 +148,12 @@ class TopK:
     """The exact k best columns of every row: higher score first, ties to the lower column.
 
     ``ids`` [M, k] int32 ascending, −1 after ``count`` [M] int32 = min(k, valid columns);
-    ``margin`` [M] as in Selection, or None; ``nan_rows`` [M] bool.
+    ``margin`` [M] as in Selection, or None; ``nan_rows`` [M] bool. ``slots`` [M, k] int64: the
+    slots of ``ids`` where the kernel was given the rows' pages.
     """
 
     ids: Tensor
     count: Tensor
     margin: Tensor | None
     nan_rows: Tensor
+    slots: Tensor | None = None

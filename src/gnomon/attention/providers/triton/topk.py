@@ -1,0 +1,141 @@
+"""Exact top-k of the triton provider, with the transform to slots fused.
+
+In:  scores [M, N] fp32, count [M], k. Out: TopK: ids ascending, −1 behind, ties to lower columns.
+`topk` reads every column below count (NaN raises the row's flag); `topk_slots` reads nothing of
+rows that see at most k columns, nothing behind a count, and adds the slots of the ids.
+One launch. What a row gets does not depend on the other rows: the result is exact.
+Not here: the algorithm (topk_tiles.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnomon.attention.ops.values import RowPages, TopK
+from gnomon.attention.providers.triton.index_views import num_processors, side_by_side
+from gnomon.attention.providers.triton.language import padded
+from gnomon.attention.providers.triton.topk_tiles import topk_kernel
+from gnomon.errors import UnsupportedError
+
+MOST = 4096  # k; candidates of a row are kept in registers
+LONG = 65_536  # columns: beyond, more candidates are kept, for the sample is thinner
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """``cap``: candidates kept; ``sample``: columns looked at first; ``block``: columns a step.
+
+    Powers of two; k < cap <= 16,384, sample <= cap, block <= 16,384. ``programs`` a multiprocessor.
+    """
+
+    cap: int
+    sample: int
+    block: int
+    warps: int
+    programs: int
+
+
+def search_for(k: int, num_rows: int, num_columns: int, processors: int) -> Search:
+    """Sizes for a shape: few rows get large blocks, many rows several programs at once."""
+    cap = padded(2 * k, 1024) * (2 if num_columns > LONG and k < MOST else 1)
+    if num_rows <= 2 * processors:
+        return Search(cap, min(cap, 8192), 8192, 16, 1)
+    return Search(cap, min(cap, 4096), 4096, 8, 4)
+
+
+def topk(scores: Tensor, count: Tensor, k: int, want_margin: bool = False) -> TopK:
+    """The exact k best of the first count[m] columns of every row."""
+    num_rows, device = scores.shape[0], scores.device
+    out = _empty(num_rows, k, want_margin, device)
+    if num_rows:
+        _launch(scores, count, k, out, None)
+    return out
+
+
+def topk_slots(
+    scores: Tensor | None,
+    count: Tensor,
+    k: int,
+    want_margin: bool,
+    rows: RowPages,
+    out: TopK | None = None,
+) -> TopK:
+    """The same with slots; ``scores`` None: no row sees more than k columns.
+
+    ``out``: where to write (every row of it is written), else it is allocated.
+    """
+    num_rows, device = count.shape[0], count.device
+    if out is None:
+        slots = torch.empty((num_rows, k), dtype=torch.int64, device=device)
+        plain = _empty(num_rows, k, want_margin, device)
+        out = TopK(plain.ids, plain.count, plain.margin, plain.nan_rows, slots)
+    if num_rows:
+        _launch(scores, count, k, out, rows)
+    return out
+
+
+def _empty(num_rows: int, k: int, want_margin: bool, device: torch.device) -> TopK:
+    return TopK(
+        torch.empty((num_rows, k), dtype=torch.int32, device=device),
+        torch.empty(num_rows, dtype=torch.int32, device=device),
+        torch.empty(num_rows, dtype=torch.float32, device=device) if want_margin else None,
+        torch.empty(num_rows, dtype=torch.bool, device=device),
+    )
+
+
+def _launch(
+    scores: Tensor | None,
+    count: Tensor,
+    k: int,
+    out: TopK,
+    rows: RowPages | None,
+    search: Search | None = None,
+) -> None:
+    if k > MOST or k < 1:
+        raise UnsupportedError(
+            f"the triton top-k keeps 1 to {MOST} ids a row; got k = {k}. Use another provider"
+        )
+    num_rows, device = out.ids.shape[0], count.device
+    num_columns = k if scores is None else scores.shape[1]
+    processors = num_processors(device)
+    sizes = search or search_for(k, num_rows, num_columns, processors)
+    programs = min(num_rows, processors * sizes.programs)
+    scratch = torch.empty((programs, 2 * sizes.cap), dtype=torch.int32, device=device)
+    scores = count if scores is None else side_by_side(scores)
+    topk_kernel[(programs,)](
+        scores,
+        count,
+        out.ids,
+        out.slots,
+        out.count,
+        out.margin,
+        out.nan_rows,
+        None if rows is None else rows.pages,
+        None if rows is None else rows.request,
+        scratch,
+        num_rows,
+        num_columns,
+        0 if rows is None else rows.pages.shape[1],
+        scores.stride(0),
+        out.ids.stride(0),
+        0 if out.slots is None else out.slots.stride(0),
+        0 if rows is None else rows.pages.stride(0),
+        K=k,
+        CAP=sizes.cap,
+        SAMPLE=sizes.sample,
+        TARGET=math.sqrt(k * sizes.cap),
+        BLOCK=sizes.block,
+        PAGE=1 if rows is None else rows.page_size,
+        LOOKS=rows is None,
+        num_warps=sizes.warps,
+    )
+
+
+KERNELS: dict[str, Callable[..., Any]] = {"topk": topk}
+FUSIONS: dict[str, Callable[..., Any]] = {"topk_slots": topk_slots}

@@ -1,0 +1,159 @@
+"""Exact top-k under the interpreter: the spec, every path of the search, slots, short rows."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from gnomon.attention.dispatch import KernelSet
+from gnomon.attention.ops.values import RowPages, TopK
+from gnomon.attention.providers import reference
+from gnomon.attention.providers.triton import topk
+from gnomon.attention.spec import SPECS, Scale, check_provider
+
+pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
+TINY = topk.Search(cap=64, sample=32, block=32, warps=4, programs=1)
+WIDER = topk.Search(cap=64, sample=64, block=128, warps=4, programs=2)
+
+
+def searched(scores: Tensor, count: Tensor, k: int, search: topk.Search = TINY) -> TopK:
+    out = topk._empty(scores.shape[0], k, True, scores.device)
+    topk._launch(scores, count, k, out, None, search)
+    return out
+
+
+def agrees(found: TopK, scores: Tensor, count: Tensor, k: int) -> None:
+    truth = reference.topk(scores, count, k, True)
+    assert torch.equal(found.ids, truth.ids)
+    assert torch.equal(found.count, truth.count)
+    assert torch.equal(found.nan_rows, truth.nan_rows)
+    assert found.margin is not None
+    assert truth.margin is not None
+    torch.testing.assert_close(found.margin, truth.margin, rtol=1e-6, atol=0)
+
+
+def test_spec() -> None:
+    spec, provider = SPECS["topk"], KernelSet("triton", 20, topk.KERNELS)
+    for case in spec.cases(torch.Generator().manual_seed(0), torch.float32, Scale()):
+        result = check_provider(spec, provider, case, torch.float32)
+        assert result.is_ok, result
+
+
+def rows_of_every_kind(num_columns: int) -> tuple[list[str], Tensor]:
+    """Rows that a guess serves, that no guess can serve, and that fool it."""
+    generator = torch.Generator().manual_seed(3)
+    column = torch.arange(num_columns)
+    noise = torch.randn(num_columns, generator=generator)
+    few = torch.randint(-2, 3, (num_columns,), generator=generator).float()
+    special = torch.tensor([math.nan, math.inf, -math.inf, 0.0, -0.0, 1.0])
+    rows = {
+        "noise": noise,
+        "rising": column.float(),
+        "falling": -column.float(),
+        "five values": few,
+        "all equal": torch.zeros(num_columns),
+        "zeros of both signs": torch.where(column % 3 == 0, 0.0, -0.0),
+        "all -inf": torch.full((num_columns,), -math.inf),
+        "all NaN": torch.full((num_columns,), math.nan),
+        "specials": special[torch.randint(0, 6, (num_columns,), generator=generator)],
+        "the sample sees none of the best": torch.where(column % 8 == 7, 10 + noise, noise),
+        "the sample sees the best alone": torch.where(column % 8 < 4, 10 + noise, noise),
+        "a cliff": torch.where(column < 9, 1e30, -1e30),
+        "neighbouring floats": (column % 97 + 0x3F800000).to(torch.int32).view(torch.float32),
+        "tiny and huge": noise * torch.logspace(-38, 38, num_columns),
+        "mostly zero": noise.clamp_min(0) * (noise > 1.5),
+    }
+    return list(rows), torch.stack(list(rows.values()))
+
+
+@pytest.mark.parametrize("k", [7, 63])
+def test_every_path_of_the_search(k: int) -> None:
+    _, scores = rows_of_every_kind(203)
+    count = torch.full((len(scores),), 203, dtype=torch.int32)
+    agrees(searched(scores, count, k, WIDER), scores, count, k)
+
+
+@pytest.mark.parametrize("k", [1, 32, 63])
+def test_every_length_around_the_limits(k: int) -> None:
+    """Lengths around k, the candidates kept, the blocks and the sample; columns behind are NaN."""
+    lengths = [0, 1, k - 1, k, k + 1, 31, 32, 33, 63, 64, 65, 66, 95, 96, 97, 127, 128, 129, 160]
+    generator = torch.Generator().manual_seed(k)
+    scores = torch.randn(len(lengths), 160, generator=generator)
+    count = torch.tensor(lengths, dtype=torch.int32)
+    behind = torch.arange(160) >= count[:, None]
+    agrees(searched(scores.masked_fill(behind, math.nan), count, k), scores, count, k)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_any_row(data: Any) -> None:
+    k = data.draw(st.integers(1, 63))
+    length = data.draw(st.integers(0, 200))
+    values = st.sampled_from([0.0, -0.0, 1.0, 1.0000001, -1.0, math.inf, -math.inf, math.nan, 3e38])
+    wide = st.floats(width=32)
+    numbers = data.draw(st.lists(values | wide, min_size=length, max_size=length))
+    scores = torch.tensor([numbers + [5.0] * (200 - length)])
+    count = torch.tensor([length], dtype=torch.int32)
+    agrees(searched(scores, count, k), scores, count, k)
+
+
+def test_the_usual_sizes_on_strided_rows() -> None:
+    generator = torch.Generator().manual_seed(5)
+    scores = torch.randn(3, 9000, generator=generator)[:, :8999]
+    count = torch.tensor([8999, 5000, 2049], dtype=torch.int32)
+    agrees(topk.topk(scores, count, 2048, True), scores, count, 2048)
+
+
+def test_slots_of_the_rows_own_pages() -> None:
+    generator = torch.Generator().manual_seed(6)
+    page_size, k = 5, 33
+    pages = torch.randperm(80, generator=generator).view(2, 40).to(torch.int32)
+    pages[0, 3] = 0  # a page that is not there
+    request = torch.tensor([1, 0, -1, 1, 0], dtype=torch.int32)
+    count = torch.tensor([200, 150, 0, 33, 7], dtype=torch.int32)
+    scores = torch.randn(5, 200, generator=generator)
+    rows = RowPages(pages, request, page_size)
+    found = topk.topk_slots(scores, count, k, True, rows)
+    agrees(found, scores, count, k)
+    assert found.slots is not None
+    assert found.slots.dtype == torch.int64
+    for row in range(5):
+        for position, slot in zip(found.ids[row].tolist(), found.slots[row].tolist(), strict=True):
+            page = int(pages[request[row], position // page_size]) if position >= 0 else 0
+            expected = page * page_size + position % page_size if page > 0 else -1
+            assert slot == expected
+
+
+def test_short_rows_are_listed_without_a_look_at_their_scores() -> None:
+    """NaN in their scores raises nothing, and there may be no scores at all; written in place."""
+    count = torch.tensor([3, 0, 7], dtype=torch.int32)
+    rows = RowPages(torch.arange(1, 7, dtype=torch.int32).view(3, 2), None, 4)
+    whole = topk.topk_slots(torch.full((3, 20), math.nan), count, 7, False, rows)
+    held = topk.topk_slots(None, count, 7, False, rows)
+    ids = torch.full((5, 7), 77, dtype=torch.int32)
+    slots = torch.full((5, 7), 77, dtype=torch.int64)
+    out = TopK(
+        ids[1:4],
+        torch.zeros(3, dtype=torch.int32),
+        None,
+        torch.ones(3, dtype=torch.bool),
+        slots[1:4],
+    )
+    placed = topk.topk_slots(None, count, 7, False, rows, out)
+    assert placed is out
+    assert (ids[[0, 4]] == 77).all()
+    assert (slots[[0, 4]] == 77).all()
+    for found in (whole, held, placed):
+        assert not found.nan_rows.any()
+        assert found.margin is None
+        expected = [list(range(n)) + [-1] * (7 - n) for n in count.tolist()]
+        assert found.ids.tolist() == expected
+        assert found.slots is not None
+        slot = [[4 * (2 * r + 1) + i if i >= 0 else -1 for i in expected[r]] for r in range(3)]
+        assert found.slots.tolist() == slot
