@@ -9,7 +9,9 @@ Rules for tests here: import kernels from gnomon.attention.providers.triton, whi
 
 from __future__ import annotations
 
+import importlib
 import os
+import pkgutil
 import sys
 from collections.abc import Iterator
 
@@ -29,8 +31,11 @@ os.environ["TRITON_INTERPRET"] = "1"
 try:
     import triton.experimental.gluon  # noqa: F401  # else the first launch would, without the flag
 
-    import gnomon.attention.providers.triton  # noqa: F401
+    from gnomon.attention.providers import triton as provider
     from gnomon.attention.providers.triton import interpreter
+
+    for found in pkgutil.iter_modules(provider.__path__, f"{provider.__name__}."):
+        importlib.import_module(found.name)
     from tests.unit.triton import probes  # noqa: F401
 finally:
     if _before is None:

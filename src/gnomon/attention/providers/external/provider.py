@@ -66,6 +66,10 @@ class ExternalProvider:
             raise UnsupportedError(f"provider {self.name!r}: {found}")
         return found[op]
 
+    def fusion(self, name: str, need: OpNeed) -> Kernel | None:
+        """The libraries run operators one by one."""
+        return None
+
     def _look_up(self) -> Mapping[str, Kernel] | str:
         if self._found is None:
             try:

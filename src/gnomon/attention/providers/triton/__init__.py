@@ -9,7 +9,7 @@ Importing this package imports triton; `providers.builtin_providers` does so onl
 from __future__ import annotations
 
 from gnomon.attention.dispatch import KernelSet, Requirement
-from gnomon.attention.providers.triton import attention, cache, index, rows, topk
+from gnomon.attention.providers.triton import attention, cache, index, prepare, rows, topk
 from gnomon.attention.providers.triton.language import DEVICES, DTYPES
 
 PROVIDER = KernelSet(
@@ -19,4 +19,5 @@ PROVIDER = KernelSet(
     requirement=Requirement(devices=DEVICES, dtypes=DTYPES, can_capture=True, fixed_dtypes=DTYPES),
     fixed={**attention.FIXED, **index.FIXED},
     variants={**index.VARIANTS},
+    fusions={**prepare.FUSIONS, **rows.FUSIONS},
 )

@@ -28,6 +28,7 @@ from gnomon.attention.providers.triton.layout_rows import PoolView
 from gnomon.attention.providers.triton.rows import heads_of
 
 KEYS_BLOCK = 4  # index keys that one program writes; 16 where they pass through a dot
+NUM_WARPS = 4  # everywhere alike: the order of a sum, and so its bits, hang on it
 HEADS_BLOCK = 32  # index heads that one program turns; 16 through a dot
 
 
@@ -108,7 +109,7 @@ def latent_write(
         view.stride,
         eps,
         *shape.constants(),
-        num_warps=1,
+        num_warps=NUM_WARPS,
     )
 
 
@@ -150,6 +151,7 @@ def index_prepare(
             view.stride,
             transform.norm_eps,
             *shape.constants(),
+            num_warps=NUM_WARPS,
         )
     return out
 

@@ -85,6 +85,25 @@ def sylvester(BLOCK: tl.constexpr):
 def hadamard(x, BLOCK: tl.constexpr, SCALE: tl.constexpr, IS_HALF: tl.constexpr):
     """Rows of x [N, BLOCK] times the Hadamard matrix times SCALE; N and BLOCK at least 16.
 
+    From 32 columns on the first butterfly is done apart, so that the matrix of half the width
+    fits into registers.
+    """
+    if BLOCK >= 32:
+        HALF: tl.constexpr = BLOCK // 2
+        halves = tl.permute(tl.reshape(x, (x.shape[0], 2, HALF)), (0, 2, 1))
+        left, right = tl.split(halves)
+        total = hadamard_dot(left + right, HALF, SCALE, IS_HALF)
+        difference = hadamard_dot(left - right, HALF, SCALE, IS_HALF)
+        joined = tl.permute(tl.join(total, difference), (0, 2, 1))
+        return tl.reshape(joined, (x.shape[0], BLOCK))
+    else:
+        return hadamard_dot(x, BLOCK, SCALE, IS_HALF)
+
+
+@triton.jit
+def hadamard_dot(x, BLOCK: tl.constexpr, SCALE: tl.constexpr, IS_HALF: tl.constexpr):
+    """Rows of x [N, BLOCK] times the Hadamard matrix times SCALE, by a dot.
+
     Where the result is rounded to 16 bits the tensor cores do it: a number is the sum of two bf16
     to 2^-17 of its size.
     """

@@ -1,0 +1,132 @@
+"""Fusions: several operators in one launch, where one provider serves all of them and offers it.
+
+In:  what the operators take. Out: what they give, to the bit: a fusion has no contract of its own,
+     it is its parts, called in the order of FUSIONS. Where it is not bound, its parts run; so they
+     do in operators that check or record calls, which therefore see every part.
+Not here: kernels (providers/triton/{prepare,rows,index,topk}.py), who is bound (dispatch.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from gnomon.attention.geometry import RowTensor, WriteSlots, require_axis
+from gnomon.attention.layouts.base import PagedPool
+from gnomon.attention.ops.values import IndexTransform, RopeRows
+
+if TYPE_CHECKING:
+    from gnomon.attention.ops.operators import Operators
+
+FUSIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "add_rms_norm": ("rms_norm",),
+        "prepare_attention": ("latent_write", "index_prepare", "rope"),
+        "write_latent_and_rope": ("latent_write", "rope"),
+        "lazy_scores_paged": ("index_scores_paged",),
+        "lazy_scores": ("context_gather", "index_scores"),
+        "topk_slots": ("topk",),
+    }
+)
+"""Name -> the operators that it stands for; all from one provider, or it is not bound."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LatentEntry:
+    """The latents that a layer writes: raw [N, D_c + D_r], what is done to them, where they go."""
+
+    raw: RowTensor
+    norm_weight: Tensor
+    eps: float
+    rope: RopeRows
+    pool: PagedPool
+    writes: WriteSlots
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IndexEntry:
+    """Index queries [R, Hi, Di] to turn and index keys [N, Di] to write, both raw.
+
+    ``rope``: rotations of the query's and of the key's axis.
+    """
+
+    query: RowTensor
+    key: RowTensor
+    transform: IndexTransform
+    rope: tuple[RopeRows, RopeRows]
+    pool: PagedPool
+    writes: WriteSlots
+
+
+def add_rms_norm(
+    ops: Operators, x: Tensor, delta: Tensor, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """(x + delta, rms_norm(x + delta))."""
+    fused = ops.fusions.get("add_rms_norm")
+    if fused is not None:
+        both: tuple[Tensor, Tensor] = fused(x, delta, weight, eps)
+        return both
+    total = x + delta
+    return total, ops.rms_norm(total, weight, eps)
+
+
+def prepare_attention(
+    ops: Operators,
+    q_rope: Tensor,
+    rope: RopeRows,
+    latent: LatentEntry,
+    index: IndexEntry | None,
+) -> tuple[Tensor, RowTensor | None]:
+    """Write latents and index keys; turn attention queries q_rope [R, H, D_r] and index queries.
+
+    Returns (q_rope turned, index queries turned or None where the layer has no indexer).
+    """
+    name = "prepare_attention" if index is not None else "write_latent_and_rope"
+    fused = ops.fusions.get(name)
+    if fused is None:
+        _write_latent(ops, latent)
+        prepared = None
+        if index is not None:
+            prepared = ops.index_prepare(
+                index.query, index.key, index.transform, index.rope, index.pool, index.writes
+            )
+        return ops.rope(q_rope, rope), prepared
+    _require_axes(latent, index)
+    written = (
+        latent.raw.data,
+        latent.norm_weight,
+        latent.eps,
+        latent.rope,
+        latent.pool,
+        latent.writes.slots,
+    )
+    if index is None:
+        turned: Tensor = fused(q_rope, rope, written)
+        return turned, None
+    indexed = (
+        index.query.data,
+        index.key.data,
+        index.transform,
+        index.rope,
+        index.pool,
+        index.writes.slots,
+    )
+    turned, query = fused(q_rope, rope, written, indexed)
+    return turned, RowTensor(index.query.axis, query)
+
+
+def _write_latent(ops: Operators, latent: LatentEntry) -> None:
+    ops.latent_write(
+        latent.raw, latent.norm_weight, latent.eps, latent.rope, latent.pool, latent.writes
+    )
+
+
+def _require_axes(latent: LatentEntry, index: IndexEntry | None) -> None:
+    require_axis(latent.writes.axis, kv_raw=latent.raw, rope=latent.rope)
+    if index is not None:
+        require_axis(index.writes.axis, k_raw=index.key, key_rope=index.rope[1])
+        require_axis(index.query.axis, query_rope=index.rope[0])
