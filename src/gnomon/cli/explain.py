@@ -1,8 +1,9 @@
 """`gnomon explain`: what would be used for a model on this machine, and why.
 
 In:  a model and engine flags, as for serve.   Out: tables, or JSON. No weight is read.
-Says: every value of the configuration and where it came from; the provider of each operator and
-what was rejected; the parts of the cache, its pages, the smallest prefix that can be reused; the
+Says: every value of the configuration and where it came from; the provider of each operator, phase
+by phase where they differ, and why not the others, libraries that are not installed among them (and
+what to do about it); the parts of the cache, its pages, the smallest prefix that can be reused; the
 tokenizer and the chat encoding.
 Not here: the choices themselves (engine/assembly.survey, text/language.py).
 """
@@ -25,6 +26,7 @@ Examples:
   gnomon explain
   gnomon explain /models/GLM-5 --max-model-len 8192
   gnomon explain random:deepseek_v32,layers=2 --kv-cache-dtype fp8 --json
+  gnomon explain /models/GLM-5 --provider-path ./libraries --decode-backend flashmla
 """
 
 MIB = 2**20
@@ -76,10 +78,9 @@ def survey_facts(config: EngineConfig) -> dict[str, Any]:
 
 
 def _operators(found: Survey) -> list[dict[str, str]]:
-    from gnomon.attention.dispatch import explain_rows
-
+    """A row for each operator, or one for each phase where decode has another provider."""
     names = ("operator", "provider", "reason", "rejected")
-    return [dict(zip(names, row, strict=True)) for row in explain_rows(found.choices)]
+    return [dict(zip(names, row, strict=True)) for row in found.operator_rows()]
 
 
 def _cache(found: Survey) -> dict[str, Any]:
