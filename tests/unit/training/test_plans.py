@@ -38,11 +38,18 @@ def test_a_third_of_the_last_stage_is_dense_at_every_length_alike(name: str) -> 
     assert stage.is_sparse_at(stage.steps - 1), "the last steps are of the kind that is served"
 
 
-@pytest.mark.parametrize("name", BIG)
-def test_texts_grow_while_attention_is_dense_and_the_rate_falls_to_nothing(name: str) -> None:
-    plan = PLANS[name]
-    *dense, last = plan.stages
+def test_a_model_with_an_indexer_in_each_layer_begins_densely_the_other_one_does_not() -> None:
+    *dense, _ = PLANS["tiny"].stages
     assert not any(stage.is_sparse_at(step) for stage in dense for step in range(stage.steps))
+    first, *others = PLANS["glm"].stages
+    assert first.steps <= 300
+    assert all(stage.dense_every == 3 for stage in others)
+
+
+@pytest.mark.parametrize("name", BIG)
+def test_texts_grow_and_the_rate_falls_to_nothing(name: str) -> None:
+    plan = PLANS[name]
+    last = plan.stages[-1]
     longest = [max(stage.lengths) for stage in plan.stages]
     assert longest == sorted(longest)
     assert max(last.lengths) == 8192
