@@ -94,9 +94,9 @@ def _cuda_samples(
     marks: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {n: [] for n in calls}
     for _ in range(num_runs):
         for name, call in calls.items():
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin, end = device_events()
             flush.zero_()
-            torch.cuda._sleep(COVER_CYCLES)
+            cover()
             begin.record()
             call()
             end.record()
@@ -115,3 +115,17 @@ def _host_samples(
             call()
             samples[name].append((time.perf_counter() - begin) * 1e6)
     return samples
+
+
+def cover() -> None:
+    """Keep the device busy for a while, so that what the host launches next waits in line."""
+    torch.cuda._sleep(COVER_CYCLES)  # type: ignore[no-untyped-call]  # torch has no types here
+
+
+def device_events() -> tuple[torch.cuda.Event, torch.cuda.Event]:
+    """Two events that take the time between them."""
+    return _event(), _event()
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # nor here

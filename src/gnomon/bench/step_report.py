@@ -1,0 +1,108 @@
+"""Results of `gnomon bench step` as lines and as JSON, beside another engine's figures if given.
+
+In:  StepResults; perhaps a file of a peer's times. Out: text and plain values.
+A peer's file maps "decode BxL" and "prefill BxL" to milliseconds, beside the ceilings of its own
+run ("copy_gb_s", "matmul_tflop_s"): its times are shown as they are and scaled by the ratio of the
+copy ceilings, since a step is bound by memory where it is not bound by products.
+Not here: the measurements (step.py).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from gnomon.bench.ceilings import Ceilings
+from gnomon.bench.step import StepCell, StepResult
+from gnomon.errors import ConfigError
+
+HEADING = (
+    f"{'step':<22} {'device ms':>10} {'p10..p90':>16} {'host ms':>8} {'launches':>8} "
+    f"{'peer ms':>8} {'scaled':>8} {'ours/peer':>9}"
+)
+SHOWN_KERNELS = 24
+
+
+class Peer:
+    """Another engine's times of the same steps."""
+
+    def __init__(self, path: Path | None) -> None:
+        """Read the file; None: nothing to compare with."""
+        self._times: dict[str, float] = {}
+        self._copy: float | None = None
+        if path is None:
+            return
+        try:
+            values = json.loads(path.read_text())
+            self._times = {str(k): float(v) for k, v in values["milliseconds"].items()}
+            self._copy = float(values["copy_gb_s"])
+        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+            raise ConfigError(
+                f"--peer {path}: {type(error).__name__} {error}; it has to be JSON with "
+                '"milliseconds": {"decode 64x8192": 3.75, ...} and "copy_gb_s".'
+            ) from None
+
+    def milliseconds(self, cell: StepCell) -> float | None:
+        """As the peer measured it."""
+        return self._times.get(cell_name(cell))
+
+    def scaled(self, cell: StepCell, ceilings: Ceilings) -> float | None:
+        """The same on a device of today's copy ceiling."""
+        taken = self.milliseconds(cell)
+        if taken is None or self._copy is None:
+            return None
+        return taken * self._copy * 1e9 / ceilings.copy_bytes_s
+
+
+def cell_name(cell: StepCell) -> str:
+    """``decode 64x8192``: batch and length."""
+    return f"{cell.kind} {cell.batch}x{cell.length}"
+
+
+def result_line(result: StepResult, peer: Peer, ceilings: Ceilings) -> str:
+    """One line of the table."""
+    title = cell_name(result.cell)
+    if result.device is None or result.host is None:
+        return f"{title:<22} -  {result.reason}"
+    device, host = result.device, result.host
+    spread = f"{device.p10_us / 1000:.2f}..{device.p90_us / 1000:.2f}"
+    launches = str(result.num_launches) if result.kernels else "-"
+    line = (
+        f"{title:<22} {device.median_us / 1000:>10.3f} {spread:>16} "
+        f"{host.median_us / 1000:>8.2f} {launches:>8}"
+    )
+    theirs, scaled = peer.milliseconds(result.cell), peer.scaled(result.cell, ceilings)
+    if theirs is None or scaled is None:
+        return line
+    return f"{line} {theirs:>8.2f} {scaled:>8.2f} {device.median_us / 1000 / scaled:>9.2f}"
+
+
+def kernel_lines(result: StepResult) -> list[str]:
+    """The dearest kernels of one step."""
+    return [
+        f"    {kernel.total_us:>9.1f} us {kernel.count:>5} x  {kernel.name[:90]}"
+        for kernel in result.kernels[:SHOWN_KERNELS]
+    ]
+
+
+def as_json(
+    results: Sequence[StepResult], peer: Peer, ceilings: Ceilings, run: dict[str, Any]
+) -> dict[str, Any]:
+    """Everything that was measured, and the peer's figures beside it."""
+    return {
+        "run": run,
+        "ceilings": asdict(ceilings),
+        "steps": [
+            {
+                "step": cell_name(result.cell),
+                **asdict(result),
+                "num_launches": result.num_launches,
+                "peer_ms": peer.milliseconds(result.cell),
+                "peer_scaled_ms": peer.scaled(result.cell, ceilings),
+            }
+            for result in results
+        ],
+    }

@@ -1,0 +1,104 @@
+"""`gnomon bench step`: the steps are those asked for, over pages that no two requests share."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import pytest
+import torch
+
+from gnomon.bench import step_report
+from gnomon.bench.ceilings import Ceilings
+from gnomon.bench.step import StepCell, StepResult, bench_steps
+from gnomon.bench.step_inputs import (
+    decode_schedule,
+    fill_cache,
+    pages_needed,
+    prefill_schedules,
+)
+from gnomon.bench.timing import Timing
+from gnomon.cli.bench import _cells
+from gnomon.engine.assembly import assemble
+from gnomon.engine.config import EngineConfig
+from gnomon.errors import ConfigError
+
+CEILINGS = Ceilings(copy_bytes_s=2e9, matmul_flop_s=1e12, fp8_matmul_flop_s=None)
+PAGE = 16
+
+
+def _used_pages(schedule):
+    return [int(page) for item in schedule.items for page in item.pages[0]]
+
+
+def test_decode_requests_hold_pages_of_their_own() -> None:
+    schedule = decode_schedule(3, 33, PAGE, 0)
+    pages = _used_pages(schedule)
+    assert len(set(pages)) == len(pages) == 9
+    assert 0 not in pages  # the null page
+    assert max(pages) + 1 == pages_needed(3, 33, PAGE)
+    assert all(item.kv_len == 33 and item.needs_sample for item in schedule.items)
+
+
+@pytest.mark.parametrize(("batch", "length", "most"), [(1, 50, 64), (1, 50, 16), (3, 20, 32)])
+def test_prefill_computes_every_token_once_in_order(batch: int, length: int, most: int) -> None:
+    steps = prefill_schedules(batch, length, PAGE, most)
+    seen: Counter[str] = Counter()
+    for schedule in steps:
+        assert schedule.num_tokens == sum(item.num_new_tokens for item in schedule.items) <= most
+        for item in schedule.items:
+            assert item.num_computed == seen[item.request_id]
+            assert item.token_ids == item.tokens[item.num_computed : item.kv_len]
+            seen[item.request_id] += item.num_new_tokens
+            assert item.needs_sample == (item.kv_len == length)
+    assert seen == {f"prefill-{length}-{place}": length for place in range(batch)}
+    assert all(schedule.num_tokens == most for schedule in steps[:-1])
+
+
+@pytest.fixture(scope="module")
+def parts():
+    config = EngineConfig.of(
+        model="random:deepseek_v32,layers=2",
+        tokenizer="none",
+        num_kv_pages=12,
+        block_size=PAGE,
+        max_num_seqs=4,
+    )
+    return assemble(config, lambda *_: None, default_vocab_size=64)
+
+
+def test_cells_are_timed_or_say_why_not(parts) -> None:
+    fill_cache(parts.cache, 1)
+    filled = [pool.layout.gather(pool, torch.arange(4)) for pool in parts.cache.pools.values()]
+    assert all(bool(entries.any()) for entries in filled)
+    cells = [StepCell("decode", 2, 40), StepCell("prefill", 1, 40), StepCell("decode", 4, 400)]
+    decode, prefill, too_large = bench_steps(parts, cells, 32, with_profile=False)
+    assert decode.device is not None
+    assert prefill.device is not None
+    assert too_large.device is None
+    assert too_large.reason == "needs 101 cache pages, there are 12"
+
+
+def test_a_peer_is_scaled_by_the_copy_ceilings(tmp_path) -> None:
+    path = tmp_path / "peer.json"
+    path.write_text(json.dumps({"milliseconds": {"decode 2x40": 3.0}, "copy_gb_s": 4.0}))
+    peer = step_report.Peer(path)
+    cell = StepCell("decode", 2, 40)
+    assert peer.scaled(cell, CEILINGS) == 6.0  # today's device copies half as fast
+    timing = Timing(3000.0, 3000.0, 3000.0, 1)
+    result = StepResult(cell, timing, timing)
+    assert step_report.result_line(result, peer, CEILINGS).endswith("0.50")
+    whole = step_report.as_json([result], peer, CEILINGS, {})
+    assert whole["steps"][0]["peer_ms"] == 3.0
+    assert peer.scaled(StepCell("decode", 1, 40), CEILINGS) is None
+
+
+def test_a_bad_peer_file_or_cell_is_refused(tmp_path) -> None:
+    path = tmp_path / "peer.json"
+    path.write_text("{}")
+    with pytest.raises(ConfigError, match="milliseconds"):
+        step_report.Peer(path)
+    with pytest.raises(ConfigError, match="batch x length"):
+        _cells("decode", "1x2,x")
+    assert _cells("decode", "") == []
+    assert _cells("decode", "1x2, 3x4") == [StepCell("decode", 1, 2), StepCell("decode", 3, 4)]
