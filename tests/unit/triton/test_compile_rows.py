@@ -1,0 +1,128 @@
+"""Row and cache kernels at real widths, compiled for sm_90, and once for 80, 89 and 120.
+
+No spills, shared memory within limits. The widths are V3.2's and GLM-5's: hidden size 7168 and
+6144, latents of 512 + 64, 64 and 32 index heads of 128.
+"""
+
+from __future__ import annotations
+
+from gnomon.attention.providers.triton import cache_gather, cache_kernels, prepare, rows
+from tests.unit.triton.ahead_of_time import Build, compile_all, faults
+
+PACKAGE = "gnomon.attention.providers.triton"
+FP8 = {"RANK": 512, "ROPE": 64, "GROUP": 128, "GROUPS_BLOCK": 4, "GROUP_BLOCK": 128}
+PLAIN = {"RANK": 512, "ROPE": 64, "GROUP": 512, "GROUPS_BLOCK": 1, "GROUP_BLOCK": 512}
+INDEX = {"HEADS": 64, "DI": 128, "DIM": 64, "BLOCK": 128, "SCALE": 128**-0.5, "PAGE": 64}
+QUERIES = {
+    "X_HEADS": 128,
+    "X_DIM": 64,
+    "X_HEADS_BLOCK": 32,
+    "X_BLOCK": 64,
+    "IS_X_INTERLEAVED": True,
+}
+TURNED = {"IS_Q_INTERLEAVED": False, "IS_K_INTERLEAVED": False}
+
+
+def build(module: str, kernel: object, kinds: dict[str, str], **given: object) -> Build:
+    """A build of ``kernel``; ``given``: constants, and arch, num_warps."""
+    arch, warps = given.pop("arch", 90), given.pop("num_warps", 4)
+    names = list(kernel.arg_names)
+    signature = {name: "constexpr" if name in given else kinds[name] for name in names}
+    wide = tuple(n for n, kind in signature.items() if kind.startswith("*") or "stride" in n)
+    constants = {name: given[name] for name in names if name in given}
+    return Build(
+        f"{PACKAGE}.{module}",
+        kernel.__name__,
+        signature,
+        constants,
+        {"num_warps": warps},
+        arch,
+        wide,
+    )
+
+
+def norms() -> list[Build]:
+    x = dict.fromkeys(("x", "weight", "out", "delta", "total", "bias"), "*bf16")
+    kinds = {**x, "stride": "i32", "delta_stride": "i32", "eps": "fp32"}
+    wide = {"D": 7168, "BLOCK": 8192, "num_warps": 8}
+    turned = {**x, "cos": "*fp32", "sin": "*fp32", "row_stride": "i32", "head_stride": "i32"}
+    heads = {"HEADS": 128, "WIDTH": 64, "DIM": 64, "HEADS_BLOCK": 32, "BLOCK": 64}
+    return [
+        build("rows", rows.rms_norm_kernel, kinds, **wide),
+        build("rows", rows.add_rms_norm_kernel, kinds, **wide),
+        build("rows", rows.layer_norm_kernel, kinds, D=128, BLOCK=128, num_warps=1),
+        build("rows", rows.rope_kernel, turned, **heads, IS_INTERLEAVED=True),
+    ]
+
+
+def writes(arch: int = 90) -> list[Build]:
+    half = dict.fromkeys(("kv", "weight", "bias", "q", "k", "out"), "*bf16")
+    turn = dict.fromkeys(("cos", "sin", "q_cos", "q_sin", "k_cos", "k_sin"), "*fp32")
+    sizes = dict.fromkeys(("num_rows", "key_programs", "pool_stride"), "i32")
+    strides = dict.fromkeys(("kv_stride", "q_stride", "head_stride", "k_stride"), "i32")
+    kinds = {**half, **turn, **sizes, **strides, "slots": "*i64", "eps": "fp32"}
+    packed, plain = {**kinds, "pool": "*u8"}, {**kinds, "pool": "*bf16"}
+    native = {"NATIVE": arch >= 89, "arch": arch}
+    latent = {"ROPE_BLOCK": 64, "IS_INTERLEAVED": True, "PAGE": 64, **native}
+    many, dotted = {"HEADS_BLOCK": 32, "KEYS_BLOCK": 4}, {"HEADS_BLOCK": 16, "KEYS_BLOCK": 16}
+    index = {**INDEX, **TURNED, **native}
+    latent_write, prepare = cache_kernels.latent_write_kernel, cache_kernels.index_prepare_kernel
+    return [
+        build("cache_kernels", latent_write, packed, **FP8, **latent, WIDTH=656, IS_PACKED=True),
+        build("cache_kernels", latent_write, plain, **PLAIN, **latent, WIDTH=576, IS_PACKED=False),
+        build(
+            "cache_kernels", prepare, packed, **index, **many, HAS_HADAMARD=False, IS_PACKED=True
+        ),
+        build(
+            "cache_kernels", prepare, plain, **index, **dotted, HAS_HADAMARD=True, IS_PACKED=False
+        ),
+    ]
+
+
+def gathers(arch: int = 90) -> list[Build]:
+    kinds = {"pages": "*i32", "out": "*bf16", "start": "i32", "length": "i32", "stride": "i32"}
+    packed, plain = {**kinds, "pool": "*u8"}, {**kinds, "pool": "*bf16"}
+    size, native = {"PAGE": 64, "arch": arch}, {"NATIVE": arch >= 89}
+    latent = {**FP8, "ROPE_BLOCK": 64, "WIDTH": 656, "TOKENS_BLOCK": 8}
+    keys = {"DIM": 128, "BLOCK": 128, "TOKENS_BLOCK": 32}
+    module = cache_gather
+    return [
+        build("cache_gather", module.gather_plain_kernel, plain, **size, D=576, BLOCK=2048),
+        build("cache_gather", module.gather_latent_kernel, packed, **latent, **size, **native),
+        build("cache_gather", module.gather_index_keys_kernel, packed, **keys, **size, **native),
+    ]
+
+
+def joined(arch: int = 90) -> list[Build]:
+    half = dict.fromkeys(("x", "x_out", "kv", "weight", "q", "k", "k_weight", "k_bias"), "*bf16")
+    names = prepare.prepare_attention_kernel.arg_names
+    turn = {name: "*fp32" for name in names if name.endswith(("cos", "sin"))}
+    sizes = {name: "i32" for name in names if name.startswith("num_") or "stride" in name}
+    sizes |= {"key_programs": "i32", "query_programs": "i32", "eps": "fp32", "k_eps": "fp32"}
+    kinds = {**half, **turn, **sizes, "q_out": "*bf16", "slots": "*i64", "k_slots": "*i64"}
+    packed = {**kinds, "pool": "*u8", "k_pool": "*u8"}
+    plain = {**kinds, "pool": "*bf16", "k_pool": "*bf16"}
+    native = {"NATIVE": arch >= 89, "IS_K_NATIVE": arch >= 89, "arch": arch}
+    index = {**INDEX, **TURNED, "K_PAGE": 64, "HEADS_BLOCK": 32, "KEYS_BLOCK": 4}
+    given = {**index, **QUERIES, "ROPE_BLOCK": 64, "IS_INTERLEAVED": True, **native}
+    given |= {"HAS_HADAMARD": False}
+    kernel = prepare.prepare_attention_kernel
+    fp8 = {**FP8, "WIDTH": 656, "IS_PACKED": True, "IS_K_PACKED": True}
+    bf16 = {**PLAIN, "WIDTH": 576, "IS_PACKED": False, "IS_K_PACKED": False}
+    return [
+        build("prepare", kernel, packed, **given, **fp8),
+        build("prepare", kernel, plain, **given, **bf16),
+    ]
+
+
+def test_kernels_compile_without_spills() -> None:
+    builds = [*norms(), *writes(), *gathers(), *joined()]
+    for arch in (80, 89, 120):
+        builds += [writes(arch)[0], writes(arch)[2], gathers(arch)[1]]
+    reports = compile_all(builds)
+    assert len(reports) == len(builds)
+    assert not faults(reports)
+    crowded = [
+        r.label for r in reports if r.registers > 128 and "HAS_HADAMARD': True" not in r.label
+    ]
+    assert not crowded  # four blocks of a multiprocessor at least
