@@ -99,7 +99,7 @@ def sparse_truth(q: Tensor, pool: PagedPool, slots: Tensor, count: Tensor) -> tu
 def close(
     found: tuple[Tensor, Tensor], truth: tuple[Tensor, Tensor], relative: float = 3.01 / 128
 ) -> None:
-    """Results within FlashMLA's bounds, lse within 1e-3 (P and scales are rounded to bf16 inside)."""
+    """Within FlashMLA's bounds; lse within 1e-3 (P and scales are rounded to bf16 inside)."""
     out, lse = (t.double() for t in found)
     assert out.shape == truth[0].shape, (out.shape, truth[0].shape)
     assert lse.shape == truth[1].shape, (lse.shape, truth[1].shape)

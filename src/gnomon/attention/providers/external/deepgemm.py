@@ -130,8 +130,17 @@ class DeepGemm:
             width,
             clean_logits=False,  # it cannot, where lengths are by row
         )
-        columns = torch.arange(width, dtype=torch.int32, device=q.device)
-        return scores.masked_fill_(columns >= lengths, -math.inf)
+        return hide_tails(scores, count)
+
+
+def hide_tails(scores: Tensor, count: Tensor) -> Tensor:
+    """−inf in the columns of scores [M, N] from count[m] on, in place."""
+    if scores.is_cuda:
+        from gnomon.attention.providers.external import launches
+
+        return launches.hide_tails(scores, count)
+    columns = torch.arange(scores.shape[1], device=scores.device)
+    return scores.masked_fill_(columns >= count[:, None], -math.inf)
 
 
 def _pages_of(pool: PagedPool) -> Tensor:

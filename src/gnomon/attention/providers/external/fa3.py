@@ -136,8 +136,18 @@ class FlashAttention3:
         lse_upper, lse_lower = (self._forward(call)[1].T for call in (upper, lower))
         is_upper = torch.arange(num_rows, device=q.device) < causal[1]
         lse = torch.where(is_upper[:, None], lse_upper, lse_lower)
-        out.masked_fill_(is_blind[:, None, None], 0)
-        return out, empty_is_minus(lse).masked_fill_(is_blind[:, None], -math.inf)
+        return _clear_blind(out, empty_is_minus(lse), visible)
+
+
+def _clear_blind(out: Tensor, lse: Tensor, visible: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows that see nothing: those in the middle of others were taken for causal ones."""
+    if out.is_cuda:
+        from gnomon.attention.providers.external.launches import clear_blind
+
+        clear_blind(out, lse, visible)
+        return out, lse
+    is_blind = (visible == 0)[:, None]
+    return out.masked_fill(is_blind[..., None], 0), lse.masked_fill(is_blind, -math.inf)
 
 
 def _causal_part(visible: Tensor, is_blind: Tensor, num_keys: int) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,77 @@
+"""The launches of the external adapters under the interpreter, against their plain forms."""
+
+from __future__ import annotations
+
+import math
+import os
+
+import pytest
+import torch
+
+from gnomon.attention.layouts.index_k_132 import Fp8IndexKeyLayout
+
+_before = os.environ.get("TRITON_INTERPRET")
+os.environ["TRITON_INTERPRET"] = "1"
+try:
+    from gnomon.attention.providers.external import codes, launches, padding
+finally:
+    if _before is None:
+        del os.environ["TRITON_INTERPRET"]
+    else:
+        os.environ["TRITON_INTERPRET"] = _before
+
+DTYPES = (torch.bfloat16, torch.float32, torch.float16)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_codes_hold_the_values_exactly(dtype: torch.dtype) -> None:
+    layout = Fp8IndexKeyLayout(32, dtype)
+    values = layout.round_queries((torch.randn(5, 3, 32) * 3).to(dtype))
+    values[1, 1] = 0
+    weights = torch.randn(5, 6).to(dtype)[:, ::2]  # strided
+    found, scales = launches.codes_of_rows(values)
+    assert torch.equal(found.float() * scales[..., None], values.float())
+    plain, plain_scales = codes._codes(values)
+    assert torch.equal(found.float(), plain.float())
+    assert torch.equal(scales, plain_scales)
+    found, folded = launches.codes_of_rows(values, weights, 0.25)
+    assert torch.equal(found.float(), plain.float())
+    assert torch.equal(folded, weights.float() * 0.25 * plain_scales)
+
+
+def test_values_that_are_not_finite_make_their_scale_nan() -> None:
+    values = torch.ones(2, 2, 16)
+    values[0, 1, 3], values[1, 0, 0] = math.nan, math.inf
+    _, scales = launches.codes_of_rows(values)
+    assert scales.isnan().tolist() == [[False, True], [True, False]]
+    assert torch.equal(codes._codes(values)[1].isnan(), scales.isnan())
+
+
+@pytest.mark.parametrize("num_heads", [3, 16, 64, 65])
+def test_queries_are_packed_with_zero_heads_behind(num_heads: int) -> None:
+    latent = torch.randn(num_heads, 2, 48).bfloat16().transpose(0, 1)
+    rope = torch.randn(2, num_heads, 24).bfloat16()[..., 8:]
+    held = padding.padded_heads(num_heads)
+    found = launches.packed_query(latent, rope, held)
+    assert torch.equal(found, padding.pad_query(latent, rope))
+
+
+def test_lists_are_packed() -> None:
+    slots = torch.randint(0, 99, (3, 10))[:, :7]
+    assert torch.equal(launches.packed_lists(slots, 64), padding.pad_lists(slots, 64))
+
+
+def test_tails_and_blind_rows_are_cleared_and_nothing_else() -> None:
+    count = torch.tensor([0, 3, 5000, 2048], dtype=torch.int32)
+    scores = torch.randn(4, 5100)[:, :5000]
+    before = scores.clone()
+    launches.hide_tails(scores, count)
+    hidden = torch.arange(5000) >= count[:, None]
+    assert torch.equal(scores, before.masked_fill(hidden, -math.inf))
+    out, lse = torch.randn(4, 3, 20).bfloat16(), torch.randn(3, 4).T
+    kept_out, kept_lse = out.clone(), lse.clone()
+    launches.clear_blind(out, lse, count)
+    assert torch.equal(out[1:], kept_out[1:])
+    assert torch.equal(lse[1:], kept_lse[1:])
+    assert not out[0].any()
+    assert bool((lse[0] == -math.inf).all())
