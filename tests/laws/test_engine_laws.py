@@ -20,6 +20,7 @@ from gnomon.verify.settings import VerifySettings
 PROMPTS = 8
 CASES = {
     "routes": PROMPTS,
+    "reference": 4,
     "full_width": PROMPTS,
     "own_width": 5,
     "company": 4 * 2 + 1 * 8 + 1 * 32,

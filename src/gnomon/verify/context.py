@@ -21,20 +21,26 @@ from typing import Any, TypeVar
 
 import torch
 
+from gnomon.attention.ops.operators import Operators
 from gnomon.attention.plan import Budget
+from gnomon.attention.routes import DensePolicy, RoutePolicy
+from gnomon.attention.sharding import ShardStrategy
+from gnomon.cache.tensors import CacheTensors
 from gnomon.engine.assembly import Parts, Survey, put_together, survey
 from gnomon.engine.config import EngineConfig
 from gnomon.engine.core import EngineCore
-from gnomon.engine.messages import EngineRequest, OutputDelta
+from gnomon.engine.messages import EngineRequest
 from gnomon.engine.sampling_params import SamplingParams
 from gnomon.models.config import ModelConfig
 from gnomon.models.sources import LoadedModel, ModelSource, open_model, parse_model_spec
 from gnomon.models.sparse_mla_model import SparseMlaModel
 from gnomon.verify.budget import TimeBudget
+from gnomon.verify.cached_values import CacheTape, TapedOperators, TapeOfRanks, rounds
 from gnomon.verify.prompts import Prompt, PromptRule, draw_prompts
+from gnomon.verify.ranks import RankedRunner, RankParts
 from gnomon.verify.result import OutOfTimeError, Tally
 from gnomon.verify.settings import Sizes, VerifySettings
-from gnomon.verify.trace import Staging, Trace, drive
+from gnomon.verify.trace import Staging, Trace, TracedCore, drive
 from gnomon.verify.widths import widths_for
 
 T = TypeVar("T")
@@ -53,24 +59,14 @@ class Handicap:
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """How an engine differs from the plain one: flags, row padding, budget."""
+    """How an engine differs from the plain one: flags, row padding, budget, simulated ranks."""
 
     flags: Mapping[str, Any] = field(default_factory=dict)
     rows: int | None = None
     budget: Budget | None = None
-
-
-class TimedCore(EngineCore):
-    """An engine that asks before each step whether there is time for it."""
-
-    def __init__(self, parts: Parts, check_time: Callable[[], None]) -> None:
-        super().__init__(parts)
-        self._check_time = check_time
-
-    def step(self) -> list[OutputDelta]:
-        """Bring the requests forward by one step."""
-        self._check_time()
-        return super().step()
+    ranks: int = 1
+    strategy: ShardStrategy = ShardStrategy.ROUND_ROBIN
+    label: str = ""
 
 
 class Context:
@@ -171,16 +167,29 @@ class Context:
             "max_model_len": min(length + 1, self.config.max_position_embeddings),
             "attention_provider": settings.attention_provider,
             "kv_layout": settings.kv_layout,
+            "enforce_eager": True,
             "enable_prefix_caching": False,
         }
         return survey(EngineConfig.of(**{**flags, **given, "hf_overrides": overrides}))
 
     def engine(self, arm: Arm | None = None) -> EngineCore:
-        """A fresh engine with an empty cache."""
+        """A fresh engine with an empty cache; its cache's values pass over a tape if it rounds."""
         arm = arm or Arm()
         found = self.survey(arm)
-        parts = put_together(found, self._loaded(found), arm.rows, arm.budget)
-        return TimedCore(parts, self.check_time)
+        loaded = self._loaded(found)
+        tapes = [CacheTape() for _ in range(arm.ranks)] if _rounds(found) else []
+        operators: list[Operators] = [TapedOperators(found.ops.kernels, tape) for tape in tapes]
+        if operators:  # decode steps run with them too, and none is captured
+            found = replace(found, ops=operators[0], decode_ops=None, graph_ops=None)
+        parts = put_together(found, loaded, arm.rows, arm.budget)
+        if arm.ranks > 1:
+            others = operators or [found.ops] * arm.ranks
+            parts = replace(parts, runner=_ranked(parts, found, loaded, arm, others))
+        return TracedCore(parts, self.check_time, TapeOfRanks(tapes) if tapes else None)
+
+    def cache_rounds(self, arm: Arm | None = None) -> bool:
+        """Whether the cache of such an engine keeps less of a value than the model computes."""
+        return _rounds(self.survey(arm))
 
     def request(self, name: str, prompt: Prompt, **fields: Any) -> EngineRequest:
         """A greedy request for `sizes.max_tokens` tokens; sampling fields by their names."""
@@ -225,3 +234,22 @@ class Context:
             self._handicap.edit(loaded.model)
             self._models[key] = loaded
         return self._models[key]
+
+
+def _rounds(found: Survey) -> bool:
+    resolved = found.resolved
+    layouts = (resolved.latent_layout, resolved.index_layout)
+    return any(rounds(layout, resolved.dtype) for layout in layouts)
+
+
+def _ranked(
+    parts: Parts, found: Survey, loaded: LoadedModel, arm: Arm, operators: Sequence[Operators]
+) -> RankedRunner:
+    """A runner over ranks: the first has the engine's own cache, the others one like it."""
+    resolved, own = found.resolved, parts.cache
+    caches = [own] + [
+        CacheTensors(own.schema, resolved.num_pages, resolved.device) for _ in range(arm.ranks - 1)
+    ]
+    ranks = [RankParts(one.pools, ops) for one, ops in zip(caches, operators, strict=True)]
+    policy = RoutePolicy(DensePolicy(resolved.given.dense_route))
+    return RankedRunner(loaded.model, ranks, policy, arm.strategy)

@@ -12,13 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from gnomon.attention.taps import Recording
 from gnomon.verify.context import Context
 from gnomon.verify.margins import AMONG_OURS, Comparison, Tolerances, compare
 from gnomon.verify.result import Tally
-from gnomon.verify.trace import Trace, recording_of
+from gnomon.verify.trace import Replay, Trace, cache_of, recording_of
 
-Run = Callable[[Recording | None], Mapping[str, Trace]]
+Run = Callable[[Replay], Mapping[str, Trace]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +35,17 @@ def check_arm(
     run: Run,
     tolerances: Tolerances = AMONG_OURS,
 ) -> dict[str, Trace]:
-    """Compare `run(None)` with `expected`, request by request; every request is a case.
+    """Compare a run with `expected`, request by request; every request is a case.
 
-    `run(recording)` makes the same run with the choices replayed. Returns the traces of the run.
+    `run(replay)` makes it; where the cache rounds, with the values that `expected` wrote, and in
+    a second run with the choices replayed. Returns the traces of the first run.
     """
-    found = dict(run(None))
+    cache = cache_of(expected)
+    found = dict(run(Replay(cache=cache)))
     compared = {name: compare(trace, found[name], tolerances) for name, trace in expected.items()}
     replayed: Mapping[str, Trace] = {}
     if any(one.is_tie for one in compared.values()):
-        replayed = run(recording_of(expected))
+        replayed = run(Replay(recording_of(expected), cache))
     for name, one in compared.items():
         tally.add_choices(one.num_choices, one.num_choice_ties)
         if one.is_tie:

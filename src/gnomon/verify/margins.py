@@ -23,6 +23,7 @@ from enum import StrEnum
 import torch
 from torch import Tensor
 
+from gnomon.verify.cached_values import code_fault
 from gnomon.verify.trace import Trace
 
 TIE = 1e-5  # float32: scores of unit scale are known to about 1e-6 (oracle_math.md §3.2)
@@ -50,13 +51,19 @@ class Kind(StrEnum):
 
     KEYS = "keys"
     EXPERTS = "experts"
+    LATENTS = "latents"
+    INDEX_KEYS = "index keys"
+    INDEX_QUERIES = "index queries"
     TOKEN = "token"
     LOGITS = "logits"
 
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """One difference. `layer` None: of the head. `size`: of a logit difference, else 0."""
+    """One difference. `layer` None: of the head. `size`: of a logit difference, else 0.
+
+    `detail`: of a difference of cached values.
+    """
 
     kind: Kind
     position: int
@@ -65,11 +72,14 @@ class Divergence:
     smallest_gap: float
     is_tie: bool
     size: float = 0.0
+    detail: str = ""
 
     def __str__(self) -> str:
         where = f"position {self.position}"
         if self.layer is not None:
             where += f", layer {self.layer}"
+        if self.detail:
+            return f"{self.kind} differ at {where}: {self.detail}"
         size = f" by {self.size:.3g}" if self.kind is Kind.LOGITS else ""
         return (
             f"{self.kind} differ{size} at {where}: margin {self.margin:.3g}, smallest gap so far "
@@ -125,6 +135,7 @@ def compare(expected: Trace, found: Trace, tolerances: Tolerances) -> Comparison
     if not worst <= allowed:
         gap = smallest_gap(sides, row)
         divergences.append(Divergence(Kind.LOGITS, row, None, math.inf, gap, False, worst))
+    divergences += _cache_divergences(sides, mask[:end], tolerances)
     divergences += _token_divergence(sides, num_common, end, tolerances)
     shared = (
         expected.keys.keys() & found.keys.keys(),
@@ -155,6 +166,19 @@ def _worst_logits(
     over = (difference > allowed).nonzero()[:, 0]
     place = int(over[0]) if len(over) else int(difference.argmax())
     return float(difference.max()), int(rows[place]), allowed
+
+
+def _cache_divergences(
+    sides: tuple[Trace, Trace], mask: Tensor, tolerances: Tolerances
+) -> Iterator[Divergence]:
+    """Codes of a rounding cache that differ by more than a tolerance explains (cached_values)."""
+    expected, found = sides
+    for kind, layer in sorted(expected.cached.keys() & found.cached.keys()):
+        part = (kind, layer)
+        fault = code_fault(expected.cached[part], found.cached[part], mask, tolerances.logits)
+        if fault is not None:
+            row, what = fault
+            yield Divergence(Kind(kind), row, layer, math.inf, math.inf, False, detail=what)
 
 
 def _token_divergence(

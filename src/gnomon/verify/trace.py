@@ -1,6 +1,7 @@
 """Trace: all that one request showed on its way through a model: tokens, logits, choices, margins.
 
-In:  an EngineCore, requests, and when each of them arrives; perhaps choices to replay.
+In:  an EngineCore, requests, and when each of them arrives; perhaps choices and cached values to
+     replay.
 Out: a Trace per request. Row p of every tensor belongs to position p. The token sampled last has
      no row: it was never run. Rows that came out of the prefix cache were not computed.
 Rows of the DENSE route, and rows that see at most K keys, have no list of their own in a recording;
@@ -10,18 +11,20 @@ Not here: comparing traces (margins.py), traces of transformers (oracle.py).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 
 import torch
 from torch import Tensor
 
-from gnomon.attention.taps import Recording, RecordingTap, ReplayTap
+from gnomon.attention.taps import Recording, RecordingTap, ReplayTap, SelectionTap
+from gnomon.engine.assembly import Parts
 from gnomon.engine.core import EngineCore
 from gnomon.engine.messages import EngineRequest, OutputDelta
 from gnomon.engine.runner import Taps
 from gnomon.errors import NumericsError
+from gnomon.verify.cached_values import CachedValues, CacheTape, NamingTap, Replayed
 
 Choices = Mapping[int, Tensor]  # by layer
 
@@ -41,6 +44,7 @@ class Trace:
     expert_margin: Choices = field(default_factory=dict)
     num_cached: int = 0
     num_dense_rows: int = 0  # computed rows that no indexer saw
+    cached: CachedValues = field(default_factory=dict)  # empty where the cache does not round
 
     @property
     def output(self) -> tuple[int, ...]:
@@ -49,11 +53,38 @@ class Trace:
 
 
 @dataclass(frozen=True, slots=True)
+class Replay:
+    """What a run takes from another one: its choices, and what that wrote into its cache."""
+
+    choices: Recording | None = None
+    cache: Replayed = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Staging:
-    """When requests come (by name, in steps; absent: at once), and whose choices they replay."""
+    """When requests come (by name, in steps; absent: at once), and what they replay."""
 
     arrivals: Mapping[str, int] = field(default_factory=dict)
-    replayed: Recording | None = None
+    replay: Replay = field(default_factory=Replay)
+
+
+class TracedCore(EngineCore):
+    """An engine that asks before each step whether there is time for it.
+
+    `tape`: over which its cache's values pass, where the cache rounds.
+    """
+
+    def __init__(
+        self, parts: Parts, check_time: Callable[[], None], tape: CacheTape | None = None
+    ) -> None:
+        super().__init__(parts)
+        self._check_time = check_time
+        self.tape = tape
+
+    def step(self) -> list[OutputDelta]:
+        """Bring the requests forward by one step."""
+        self._check_time()
+        return super().step()
 
 
 class LogitsRecorder:
@@ -93,8 +124,12 @@ def drive(
     disorder.
     """
     staging = staging or Staging()
-    recorder = RecordingTap() if staging.replayed is None else None
-    selection = recorder or ReplayTap(staging.replayed or Recording())
+    recorder = RecordingTap() if staging.replay.choices is None else None
+    selection: SelectionTap = recorder or ReplayTap(staging.replay.choices or Recording())
+    tape = core.tape if isinstance(core, TracedCore) else None
+    if tape is not None:
+        tape.restart(staging.replay.cache)
+        selection = NamingTap(selection, tape)
     logits = LogitsRecorder()
     core.taps = Taps(selection=selection, logits=logits)
     try:
@@ -103,10 +138,12 @@ def drive(
         core.taps = None
     core.check_integrity()
     recording = Recording() if recorder is None else recorder.recording
-    return {
-        request.request_id: _trace(request, deltas[request.request_id], logits, recording)
-        for request in requests
-    }
+    traces = [
+        _trace(request, deltas[request.request_id], logits, recording) for request in requests
+    ]
+    if tape is not None:
+        traces = [replace(one, cached=tape.of(one.name, len(one.logits))) for one in traces]
+    return {trace.name: trace for trace in traces}
 
 
 def _run(
@@ -194,3 +231,8 @@ def recording_of(traces: Mapping[str, Trace]) -> Recording:
             recording.index[layer, name] = with_causal_lists(everything) if own is None else own
         recording.experts.update({(layer, name): ids for layer, ids in trace.experts.items()})
     return recording
+
+
+def cache_of(traces: Mapping[str, Trace]) -> Replayed:
+    """What traces wrote into their caches, to replay; empty where the cache does not round."""
+    return {name: trace.cached for name, trace in traces.items() if trace.cached}

@@ -7,7 +7,7 @@ import torch
 
 from gnomon.engine.core import EngineCore
 from gnomon.errors import GnomonError
-from gnomon.verify.trace import Staging, drive, recording_of, with_causal_lists
+from gnomon.verify.trace import Replay, Staging, drive, recording_of, with_causal_lists
 from tests.engine.tiny_engine import prompt, request, tiny_core
 
 K = 16
@@ -80,10 +80,12 @@ def test_replaying_other_choices_changes_the_answer(core: EngineCore) -> None:
     own = drive(core, [request("a", prompt(60), 4)])["a"]
     other = drive(core, [request("a", prompt(60, salt=1), 4)])["a"]
     core.reset_prefix_cache()
-    same = drive(core, [request("a", prompt(60), 4)], Staging(replayed=recording_of({"a": own})))
+    same = drive(
+        core, [request("a", prompt(60), 4)], Staging(replay=Replay(recording_of({"a": own})))
+    )
     core.reset_prefix_cache()
     recording = recording_of({"a": other})
-    changed = drive(core, [request("a", prompt(60), 4)], Staging(replayed=recording))
+    changed = drive(core, [request("a", prompt(60), 4)], Staging(replay=Replay(recording)))
     assert torch.allclose(same["a"].logits, own.logits, atol=1e-5)
     assert not torch.allclose(changed["a"].logits, own.logits, atol=0.1)
 
@@ -93,7 +95,7 @@ def test_a_dense_run_can_be_replayed_where_all_is_sparse() -> None:
     assert not dense["a"].keys
     core = tiny_core(dense_route="never")
     requests = [request("a", prompt(10), 1), request("b", prompt(30), 2)]
-    found = drive(core, requests, Staging(replayed=recording_of(dense)))
+    found = drive(core, requests, Staging(replay=Replay(recording_of(dense))))
     assert torch.allclose(found["a"].logits, dense["a"].logits, atol=1e-5)
 
 

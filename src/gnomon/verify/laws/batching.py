@@ -11,12 +11,11 @@ import random
 from collections.abc import Mapping, Sequence
 
 from gnomon.attention.plan import Budget
-from gnomon.attention.taps import Recording
 from gnomon.verify.context import MATES, Arm, Context
 from gnomon.verify.law import Law, check_arm
 from gnomon.verify.prompts import Prompt
 from gnomon.verify.result import Tally
-from gnomon.verify.trace import Staging, Trace
+from gnomon.verify.trace import Replay, Staging, Trace
 
 COMPANIES = (2, 8, 32)  # a request and its 1, 7, 31 mates
 CHUNKS = (1, 7, 64)
@@ -50,8 +49,8 @@ def check_group(
     names = [str(number) for number in range(len(prompts))]
     requests = [context.request(name, prompt) for name, prompt in zip(names, prompts, strict=True)]
 
-    def run(replayed: Recording | None) -> Mapping[str, Trace]:
-        return context.run(arm, requests, Staging(arrivals or {}, replayed))
+    def run(replay: Replay) -> Mapping[str, Trace]:
+        return context.run(arm, requests, Staging(arrivals or {}, replay))
 
     check_arm(tally, dict(zip(names, context.reference(prompts), strict=True)), run)
 

@@ -18,7 +18,12 @@ import torch
 
 from gnomon.verify.context import Arm, Context
 from gnomon.verify.law import Law, describe
-from gnomon.verify.laws.transformers import note_conditions, replay, transformers_arm
+from gnomon.verify.laws.transformers import (
+    note_conditions,
+    replay,
+    require_exact_cache,
+    transformers_arm,
+)
 from gnomon.verify.oracle import open_oracle
 from gnomon.verify.prompts import draw_prompts
 from gnomon.verify.result import Tally
@@ -32,12 +37,13 @@ WIDE_SHARE = 1 / 200
 
 
 def _test(context: Context) -> Tally:
+    plain = transformers_arm(context)
+    arm = Arm({**plain.flags, "dtype": "bfloat16"})
+    require_exact_cache(context, arm)
     tally = context.tally()
     note_conditions(context, tally)
     count, seed = context.sizes.engine_prompts, context.settings.seed
     prompts = draw_prompts(context.rule, count, seed, "bfloat16")
-    plain = transformers_arm(context)
-    arm = Arm({**plain.flags, "dtype": "bfloat16"})
     num_rows = num_wide = 0
     with open_oracle(context.source, torch.bfloat16, is_exported=True) as oracle:
         for number, prompt in enumerate(prompts):

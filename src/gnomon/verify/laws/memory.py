@@ -13,14 +13,13 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from gnomon.attention.taps import Recording
 from gnomon.engine.core import EngineCore
 from gnomon.engine.messages import EngineRequest
 from gnomon.verify.context import Arm, Context
 from gnomon.verify.law import Law, check_arm
 from gnomon.verify.prompts import Prompt, draw_prompt
 from gnomon.verify.result import NotRunError, Tally
-from gnomon.verify.trace import Staging, Trace, drive
+from gnomon.verify.trace import Replay, Staging, Trace, drive
 
 CROWD = 8  # requests in a cache that is too small for them
 MAX_PAGES_SHARED = 3
@@ -50,12 +49,17 @@ def _prefixes(context: Context) -> Tally:
         shared.append(pages * page)
     names = [request.request_id for request in seconds]
 
-    def run(replayed: Recording | None) -> Mapping[str, Trace]:
-        core = context.engine(Arm({"enable_prefix_caching": True}))
-        drive(core, firsts)
-        return drive(core, seconds, Staging(replayed=replayed))
-
     expected = dict(zip(names, context.reference(prompts), strict=True))
+    of_firsts = {
+        first.request_id: {part: kept.until(length) for part, kept in expected[name].cached.items()}
+        for first, name, length in zip(firsts, names, shared, strict=True)
+    }  # what both have in common is written by the first
+
+    def run(replay: Replay) -> Mapping[str, Trace]:
+        core = context.engine(Arm({"enable_prefix_caching": True}))
+        drive(core, firsts, Staging(replay=Replay(cache=of_firsts)))
+        return drive(core, seconds, Staging(replay=replay))
+
     found = check_arm(tally, expected, run)
     for name, num_shared in zip(names, shared, strict=True):
         cached = found[name].num_cached
@@ -122,7 +126,7 @@ def _crowds(
 
 
 def _run_crowd(
-    replayed: Recording | None,
+    replay: Replay,
     core: Callable[[], EngineCore],
     requests: Sequence[EngineRequest],
     arrivals: Mapping[str, int],
@@ -130,7 +134,7 @@ def _run_crowd(
 ) -> Mapping[str, Trace]:
     """One run in a fresh engine; appends how often somebody was pushed out."""
     engine = core()
-    found = drive(engine, requests, Staging(arrivals, replayed))
+    found = drive(engine, requests, Staging(arrivals, replay))
     preemptions.append(engine.stats().num_preemptions)
     return found
 

@@ -13,13 +13,12 @@ from collections.abc import Sequence
 
 import torch
 
-from gnomon.attention.taps import Recording
 from gnomon.verify.context import MATES, Arm, Context
 from gnomon.verify.law import Law, Run, check_arm, describe
 from gnomon.verify.margins import AMONG_OURS, compare
 from gnomon.verify.prompts import Prompt, draw_prompts
 from gnomon.verify.result import NotRunError, Tally
-from gnomon.verify.trace import Staging, Trace
+from gnomon.verify.trace import Replay, Staging, Trace, cache_of
 
 CHANGE = 1e-2  # at logits of standard deviation 1, far above rounding
 
@@ -31,10 +30,10 @@ def _run(context: Context, arm: Arm, prompts: Sequence[Prompt], num_new: int) ->
         for number, prompt in enumerate(prompts)
     ]
 
-    def run(replayed: Recording | None) -> dict[str, Trace]:
+    def run(replay: Replay) -> dict[str, Trace]:
         found: dict[str, Trace] = {}
         for first in range(0, len(requests), MATES):
-            found |= context.run(arm, requests[first : first + MATES], Staging(replayed=replayed))
+            found |= context.run(arm, requests[first : first + MATES], Staging(replay=replay))
             context.step(first, len(requests))
         return found
 
@@ -50,7 +49,7 @@ def _routes(context: Context) -> Tally:
     flags = {"max_prefill_chunk": chunk}
     arms = [Arm({**flags, "dense_route": way}) for way in ("never", "always_when_allowed")]
     sparse, dense = (_run(context, arm, prompts, num_new) for arm in arms)
-    expected = sparse(None)
+    expected = sparse(Replay())
     found = check_arm(tally, expected, dense)
     num_dense = sum(trace.num_dense_rows for trace in found.values())
     strays = sum(trace.num_dense_rows for trace in expected.values())
@@ -75,7 +74,7 @@ def _full(context: Context) -> Tally:
     """Sparse over all keys = dense, over prompts alone."""
     tally = context.tally()
     prompts = _prompts(context)
-    expected = _run(context, _full_width(context, "always_when_allowed"), prompts, 1)(None)
+    expected = _run(context, _full_width(context, "always_when_allowed"), prompts, 1)(Replay())
     check_arm(tally, expected, _run(context, _full_width(context, "never"), prompts, 1))
     num_dense = sum(trace.num_dense_rows for trace in expected.values())
     tally.require(num_dense > 0, "no row took the dense route")
@@ -89,8 +88,12 @@ def _own_width(context: Context) -> Tally:
     prompts = [prompt for prompt in _prompts(context) if len(prompt) > topk]
     if not prompts:
         raise NotRunError(f"no prompt is longer than index_topk = {topk}: raise --max-length")
-    expected = _run(context, _full_width(context, "never"), prompts, 1)(None)
-    found = _run(context, Arm(), prompts, 1)(None)
+    expected = _run(context, _full_width(context, "never"), prompts, 1)(Replay())
+    cache = {
+        name: {part: kept.until(topk) for part, kept in parts.items()}
+        for name, parts in cache_of(expected).items()
+    }  # later rows attend other keys, and rightly write other values
+    found = _run(context, Arm(), prompts, 1)(Replay(cache=cache))
     for name, trace in expected.items():
         short, long = (_rows(one, slice(None, topk)) for one in (trace, found[name]))
         compared = compare(short, long, AMONG_OURS)

@@ -23,7 +23,7 @@ from gnomon.verify.law import Law, describe
 from gnomon.verify.laws.memory import just_enough
 from gnomon.verify.margins import AMONG_OURS, Kind, compare
 from gnomon.verify.result import Tally
-from gnomon.verify.trace import Staging, Trace, drive, recording_of
+from gnomon.verify.trace import Replay, Staging, Trace, cache_of, drive, recording_of
 
 NUM_CHOICES = 3
 NUM_FORKED = 4  # prompts whose choices are compared
@@ -47,7 +47,9 @@ class _Draws:
     ) -> None:
         """Run the requests together; each is a case."""
         known = {one.request_id: expected[one.request_id] for one in requests}
-        found = context.run(arm, requests, Staging(replayed=recording_of(known)))
+        found = context.run(
+            arm, requests, Staging(replay=Replay(recording_of(known), cache_of(known)))
+        )
         for request in requests:
             self._judge(request, known[request.request_id], found[request.request_id])
 

@@ -20,8 +20,8 @@ from gnomon.verify.law import Law, describe
 from gnomon.verify.margins import AGAINST_TRANSFORMERS, Comparison, Kind, compare
 from gnomon.verify.oracle import LATENT_EPS, TransformersOracle, open_oracle
 from gnomon.verify.prompts import Prompt, draw_prompts
-from gnomon.verify.result import Tally
-from gnomon.verify.trace import Staging, Trace, drive, recording_of
+from gnomon.verify.result import NotApplicableError, Tally
+from gnomon.verify.trace import Replay, Staging, Trace, drive, recording_of
 
 BATCH = 8
 
@@ -54,8 +54,19 @@ def note_conditions(context: Context, tally: Tally) -> None:
         )
 
 
+def require_exact_cache(context: Context, arm: Arm) -> None:
+    """Raise NotApplicableError where the cache rounds: transformers has no such cache."""
+    if context.cache_rounds(arm):
+        layout = context.survey(arm).resolved.latent_layout.id
+        raise NotApplicableError(
+            f"transformers keeps its cache in full precision, and {layout} rounds; the law "
+            "'reference' compares over the same layout"
+        )
+
+
 def study(context: Context) -> list[Study]:
     """Run and compare all prompts, once per context."""
+    require_exact_cache(context, transformers_arm(context))
     return context.once("transformers", lambda: _study(context))
 
 
@@ -93,7 +104,7 @@ def _study_batch(
 def replay(context: Context, arm: Arm, theirs: Trace, tokens: Sequence[int]) -> Trace:
     """Run gnomon over given tokens (all but the last) with the choices of `theirs`."""
     request = context.request("again", tuple(tokens[:-1]), max_tokens=1)
-    staging = Staging(replayed=recording_of({"again": theirs}))
+    staging = Staging(replay=Replay(recording_of({"again": theirs})))
     trace = drive(context.engine(arm), [request], staging)["again"]
     chosen = trace.logits[theirs.num_prompt - 1 :].argmax(-1).tolist()
     tokens = (*tokens[: theirs.num_prompt], *chosen)

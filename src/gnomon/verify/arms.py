@@ -1,0 +1,179 @@
+"""Two engine configurations over the same prompts, prompt by prompt.
+
+In:  VerifySettings, two arms, a tolerance (None: by what the arms compute with).
+Out: PromptResults: equal, a tie, or the first difference with its margin.
+Arms of one precision (same dtype, same cache layout) have to agree as two runs of one engine do:
+both run free, and the rule of margins.py holds, cached values and all.
+Arms of two precisions choose otherwise for good reasons, and each other choice changes everything
+after it. So the second arm runs over the tokens of the first with its key lists and experts, and
+every row's logits are compared: their root mean square difference has to stay within the tolerance
+(`precision_tolerance`), and a greedy token may change only where the first arm's two best logits
+are closer than WIDEST times the difference that is allowed.
+Not here: how arms are written (arm_flags.py), tables (cli).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+import torch
+
+from gnomon.attention.layouts import KVLayout
+from gnomon.verify.context import MATES, Arm, Context
+from gnomon.verify.margins import AMONG_OURS, Comparison, Kind, Tolerances, compare
+from gnomon.verify.prompts import Prompt, draw_prompts
+from gnomon.verify.trace import Replay, Staging, Trace, cache_of, recording_of
+
+NUM_PROMPTS = 20
+HALF_TOLERANCE = 0.06  # 16-bit arithmetic or caches: twice the worst row of random models
+FP8_TOLERANCE = 0.15  # the same of 8-bit latents
+WIDEST = 3.0  # a gap between two logits, in units of the difference that is allowed
+
+
+class Outcome(StrEnum):
+    """Of one prompt."""
+
+    EQUAL = "equal"
+    TIE = "tie"
+    DIFFERS = "DIFFERS"
+
+
+@dataclass(frozen=True, slots=True)
+class PromptResult:
+    """One prompt. `worst`: of the logits, at standard deviation 1 in arms of two precisions.
+
+    `position`, `margin`: of the first difference, None where there is none.
+    """
+
+    number: int
+    num_prompt: int
+    num_compared: int  # rows
+    outcome: Outcome
+    worst: float
+    position: int | None = None
+    margin: float | None = None
+    detail: str = ""
+
+
+def precision_tolerance(context: Context, arms: Sequence[Arm]) -> float | None:
+    """What two precisions may differ by; None where both arms have the same."""
+    kinds: list[tuple[torch.dtype, KVLayout, KVLayout]] = []
+    for arm in arms:
+        resolved = context.survey(arm).resolved
+        kinds.append((resolved.dtype, resolved.latent_layout, resolved.index_layout))
+    if kinds[0] == kinds[1]:
+        return None
+    is_fp8 = any(layout.stored_dtype.itemsize == 1 for _, latent, _ in kinds for layout in [latent])
+    return FP8_TOLERANCE if is_fp8 else HALF_TOLERANCE
+
+
+def compare_arms(
+    context: Context, arms: tuple[Arm, Arm], tolerance: float | None = None
+) -> list[PromptResult]:
+    """Run both arms and compare them."""
+    context.begin("arms")
+    count = context.settings.prompts or NUM_PROMPTS
+    prompts = draw_prompts(context.rule, count, context.settings.seed, "arms")
+    across = precision_tolerance(context, arms)
+    found: list[PromptResult] = []
+    for first in range(0, len(prompts), MATES):
+        group = {str(first + i): prompt for i, prompt in enumerate(prompts[first : first + MATES])}
+        expected = _free(context, arms[0], group, Replay())
+        context.step(len(found), len(prompts))
+        if across is None:
+            limits = AMONG_OURS if tolerance is None else Tolerances(tolerance)
+            found += _same_precision(context, arms[1], group, expected, limits)
+        else:
+            limit = across if tolerance is None else tolerance
+            found += [
+                _other_precision(context, arms[1], trace, limit) for trace in expected.values()
+            ]
+        context.step(len(found), len(prompts))
+    return found
+
+
+def _free(
+    context: Context, arm: Arm, group: Mapping[str, Prompt], replay: Replay
+) -> dict[str, Trace]:
+    requests = [context.request(name, prompt) for name, prompt in group.items()]
+    return context.run(arm, requests, Staging(replay=replay))
+
+
+def _same_precision(
+    context: Context,
+    arm: Arm,
+    group: Mapping[str, Prompt],
+    expected: Mapping[str, Trace],
+    limits: Tolerances,
+) -> list[PromptResult]:
+    cache = cache_of(expected)
+    found = _free(context, arm, group, Replay(cache=cache))
+    compared = {name: compare(trace, found[name], limits) for name, trace in expected.items()}
+    again: Mapping[str, Trace] = {}
+    if any(one.is_tie for one in compared.values()):
+        again = _free(context, arm, group, Replay(recording_of(expected), cache))
+    results = []
+    for name, free in compared.items():
+        last = compare(expected[name], again[name], limits) if free.is_tie else free
+        results.append(_judged(expected[name], free, last))
+    return results
+
+
+def _judged(expected: Trace, free: Comparison, last: Comparison) -> PromptResult:
+    """`last`: the replayed comparison where the free one was a tie."""
+    shown = last.faults or free.divergences
+    outcome = Outcome.EQUAL
+    if last.faults:
+        outcome = Outcome.DIFFERS
+    elif free.is_tie:
+        outcome = Outcome.TIE
+    first = min(shown, key=lambda one: one.position, default=None)
+    detail = "" if first is None else str(first)
+    if outcome is Outcome.DIFFERS and free.is_tie:
+        detail += " (a tie, replayed, still differs)"
+    return PromptResult(
+        number=int(expected.name),
+        num_prompt=expected.num_prompt,
+        num_compared=len(expected.logits),
+        outcome=outcome,
+        worst=last.worst,
+        position=None if first is None else first.position,
+        margin=None if first is None or first.kind is Kind.LOGITS else first.margin,
+        detail=detail,
+    )
+
+
+def _other_precision(context: Context, arm: Arm, expected: Trace, limit: float) -> PromptResult:
+    """The second arm over the first one's tokens, with its choices; row by row."""
+    name = expected.name
+    given = replace(expected, cached={})  # what it caches is what is tested
+    request = context.request(name, expected.tokens[:-1], max_tokens=1)
+    staging = Staging(replay=Replay(recording_of({name: given})))
+    found = context.run(arm, [request], staging)[name]
+    ours, theirs = expected.logits.double(), found.logits[: len(expected.logits)].double()
+    scale = max(1.0, float(ours.std()))
+    off = (ours - theirs).nan_to_num(nan=torch.inf) / scale
+    rms = off.square().mean(-1).sqrt()
+    best = ours.topk(2).values
+    gap = (best[:, 0] - best[:, 1]) / scale
+    is_other = ours.argmax(-1) != theirs.argmax(-1)
+    is_fault = (rms > limit) | (is_other & (gap > WIDEST * limit))
+    outcome = Outcome.TIE if bool(is_other.any()) else Outcome.EQUAL
+    outcome = Outcome.DIFFERS if bool(is_fault.any()) else outcome
+    rows = (is_fault if outcome is Outcome.DIFFERS else is_other).nonzero()[:, 0]
+    row = int(rows[0]) if len(rows) else None
+    detail = "" if row is None else f"logits off by {float(rms[row]):.3g} (allowed {limit:.3g})"
+    if row is not None and bool(is_other[row]):
+        detail += f", greedy token {int(theirs[row].argmax())} instead of {int(ours[row].argmax())}"
+    return PromptResult(
+        number=int(name),
+        num_prompt=expected.num_prompt,
+        num_compared=len(rms),
+        outcome=outcome,
+        worst=float(rms.max()),
+        position=row,
+        margin=None if row is None else float(gap[row]),
+        detail=detail,
+    )

@@ -1,0 +1,47 @@
+"""The engine with the operators that this machine uses = the engine with the plain reference.
+
+The reference provider computes every attention operator by loops in float64, through the same cache
+layout. Where the cache rounds there is no peer in transformers, and this is the law in its place:
+each kernel, in place, over whole runs of the model, with its selections and what it wrote.
+Prompts are few and short: loops are slow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+from gnomon.engine.messages import EngineRequest
+from gnomon.verify.context import Arm, Context
+from gnomon.verify.law import Law, check_arm
+from gnomon.verify.prompts import PromptRule, draw_prompts
+from gnomon.verify.result import NotApplicableError, Tally
+from gnomon.verify.trace import Replay, Staging, Trace
+
+PROVIDER = "reference"
+NUM_PROMPTS = 4
+NUM_TOKENS = 4
+
+
+def _test(context: Context) -> Tally:
+    if context.settings.attention_provider == PROVIDER:
+        raise NotApplicableError("the engine is the reference itself: --attention-provider says so")
+    tally = context.tally()
+    rule, topk = context.rule, context.config.index_topk
+    short = PromptRule(rule.vocab_size, topk, rule.page_size, min(rule.longest, 4 * topk + 1))
+    prompts = draw_prompts(short, NUM_PROMPTS, context.settings.seed, "reference")
+    requests = [
+        context.request(str(number), prompt, max_tokens=NUM_TOKENS)
+        for number, prompt in enumerate(prompts)
+    ]
+    for number, request in enumerate(requests):
+        context.step(number, len(requests))
+        check_arm(tally, context.run(Arm(), [request]), partial(_run_slowly, context, request))
+    return tally
+
+
+def _run_slowly(context: Context, request: EngineRequest, replay: Replay) -> Mapping[str, Trace]:
+    return context.run(Arm({"attention_provider": PROVIDER}), [request], Staging(replay=replay))
+
+
+LAWS = (Law("reference", "every route = the plain reference, over the same cache layout", _test),)
