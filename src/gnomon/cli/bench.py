@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
+from gnomon.cli.bench_serving import register_serving
 from gnomon.cli.flags import ModelArgument, with_flags, with_model
 from gnomon.engine.config import EngineConfig
 from gnomon.errors import ConfigError
@@ -45,6 +46,7 @@ def register(app: typer.Typer) -> None:
     )
     group.command("ops", epilog=EXAMPLES)(ops)
     group.command("step", epilog=STEP_EXAMPLES)(with_flags(config=EngineConfig)(step))
+    register_serving(group)
     app.add_typer(group, name="bench")
 
 

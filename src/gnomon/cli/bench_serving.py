@@ -1,0 +1,149 @@
+"""`gnomon bench serve` and `gnomon bench startup`: a running server, and one that comes up.
+
+In:  a URL, or the arguments of `gnomon serve`. Out: a table; --json and --picture write files.
+Not here: the measurements (gnomon.bench).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gnomon.bench.serve import ServeSettings
+from gnomon.cli.flags import with_flags
+from gnomon.errors import ConfigError
+
+if TYPE_CHECKING:
+    from gnomon.bench.serve import ServeResult
+
+SERVE_EXAMPLES = """\b
+Examples:
+  gnomon bench serve --url http://localhost:8000
+  gnomon bench serve --concurrency 64 --num-requests 512 --input-len 2048
+  gnomon bench serve --request-rate 4 --json serve.json --picture serve.png
+"""
+STARTUP_EXAMPLES = """\b
+Examples:
+  gnomon bench startup
+  gnomon bench startup -- random:h128 --max-model-len 32768
+"""
+
+JsonFile = Annotated[
+    Path | None, typer.Option("--json", metavar="FILE", help="Write everything measured here.")
+]
+
+
+def register_serving(group: typer.Typer) -> None:
+    """Add both commands to the group."""
+    group.command("serve", epilog=SERVE_EXAMPLES)(with_flags(settings=ServeSettings)(serve))
+    group.command("startup", epilog=STARTUP_EXAMPLES)(startup)
+
+
+def serve(
+    url: Annotated[str, typer.Option(help="Address of the server.")] = "http://localhost:8000",
+    served_model: Annotated[
+        str, typer.Option(help="The model's name there; empty: the first that it names.")
+    ] = "",
+    api_key: Annotated[
+        str | None, typer.Option(envvar="GNOMON_API_KEY", help="The server's key.")
+    ] = None,
+    json_file: JsonFile = None,
+    picture: Annotated[
+        Path | None, typer.Option(metavar="FILE.png", help="Draw the latencies (matplotlib).")
+    ] = None,
+    *,
+    settings: ServeSettings,
+) -> None:
+    """Time to first token, time per token, throughput and goodput of a running server."""
+    import torch
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from gnomon.bench.machine import describe_run
+    from gnomon.bench.serve import bench_serve
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("requests", total=settings.num_requests)
+        result = bench_serve(
+            url, served_model, settings, api_key, lambda done: bar.update(task, completed=done)
+        )
+    for line in _lines(result):
+        typer.echo(line)
+    if json_file is not None:
+        whole = {
+            "run": describe_run(torch.device("cpu")) | {"url": url},
+            "settings": asdict(settings),
+            "seconds": result.seconds,
+            "percentiles": result.percentiles(),
+            "rates": result.rates(),
+            "answers": [asdict(answer) for answer in result.answers],
+        }
+        json_file.write_text(json.dumps(whole, indent=1) + "\n")
+    if picture is not None:
+        _draw(result, picture)
+    if not result.good:
+        raise typer.Exit(1)
+
+
+def startup(
+    arguments: Annotated[
+        list[str] | None, typer.Argument(help="Arguments of gnomon serve, behind --.")
+    ] = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Seconds until a server is healthy and has answered, with cold and with warm kernel caches."""
+    import torch
+
+    from gnomon.bench.machine import describe_run
+    from gnomon.bench.startup import bench_startup
+
+    place = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    typer.echo(f"{'caches':<8} {'healthy s':>10} {'first answer s':>15}")
+    times = []
+    for taken in bench_startup(arguments or []):
+        times.append(asdict(taken))
+        typer.echo(f"{taken.kind:<8} {taken.healthy_s:>10.1f} {taken.first_answer_s:>15.1f}")
+    if json_file is not None:
+        whole = {"run": describe_run(place), "startup": times}
+        json_file.write_text(json.dumps(whole, indent=1) + "\n")
+
+
+def _lines(result: ServeResult) -> list[str]:
+    failed = [answer for answer in result.answers if answer.error]
+    lines = [f"{'':<10} {'p50':>10} {'p90':>10} {'p99':>10}"]
+    for name, values in result.percentiles().items():
+        numbers = " ".join(f"{value:>10.2f}" for value in values.values())
+        lines.append(f"{name:<10} {numbers}")
+    lines += [f"{name:<20} {value:>10.2f}" for name, value in result.rates().items()]
+    lines.append(f"{len(result.good)} of {len(result.answers)} answered in {result.seconds:.1f} s")
+    lines += [f"failed: {answer.error}" for answer in failed[:3]]
+    return lines
+
+
+def _draw(result: ServeResult, path: Path) -> None:
+    """Shares of requests below each time, for the first token and per token."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ConfigError(
+            "a picture needs matplotlib, which is not installed: pip install 'gnomon[plot]', or "
+            "leave --picture out."
+        ) from None
+    figure = Figure(figsize=(9, 3.5))
+    panels: Any = figure.subplots(1, 2, sharey=True)
+    series = (
+        ("time to first token, ms", [answer.ttft_ms for answer in result.good]),
+        ("time per token, ms", [answer.tpot_ms for answer in result.good]),
+    )
+    for axes, (label, values) in zip(panels, series, strict=True):
+        count = len(values)
+        axes.step(sorted(values), [(place + 1) / count for place in range(count)], where="post")
+        axes.set_xlabel(label)
+        axes.set_ylim(0, 1)
+        axes.grid(alpha=0.3)
+    panels[0].set_ylabel("share of requests")
+    figure.savefig(path, dpi=150, bbox_inches="tight")
