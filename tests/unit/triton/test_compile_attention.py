@@ -73,7 +73,7 @@ OTHERS = [
     lists((16, 32, 8, 1), is_packed=True, is_split=True, arch=80),
     lists((16, 32, 8, 1), is_packed=True, is_split=True, arch=89),
     lists((16, 32, 8, 1), is_packed=True, is_split=True, arch=120),
-    dense((128, 32, 8, 2), arch=80),
+    dense((64, 32, 4, 2), arch=80),
 ]
 
 

@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gnomon.attention.providers.triton.attention_tiles import has_wgmma
 from gnomon.attention.providers.triton.language import dot, dot_into, padded, round_to
 
 LN_2 = tl.constexpr(0.6931471805599453)
@@ -131,10 +132,14 @@ def attend_dense(
     tl.store(lse + wide * H + head, level, mask=is_row)
 
 
-def choose_dense_tile(width: int, value_width: int, dtype: torch.dtype) -> DenseTile:
+def choose_dense_tile(
+    width: int, value_width: int, dtype: torch.dtype, on_hopper: bool = True
+) -> DenseTile:
     """The tile for heads of these widths. It hangs on nothing else: neither do a row's bits."""
     if dtype == torch.float32:
         return DenseTile(32, 16, 4, 1)  # IEEE products do without tensor cores
+    if not on_hopper:
+        return DenseTile(64, 32, 4, 2)
     if max(padded(width), padded(value_width)) <= 256:
         return DenseTile(128, 64, 8, 3)
     return DenseTile(64, 32, 8, 2)
@@ -154,7 +159,7 @@ def dense_mha(
     q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: float, out: Result | None = None
 ) -> Result:
     """Row m of q attends the first visible[m] of k and v; all heads have keys of their own."""
-    tile = choose_dense_tile(q.shape[2], v.shape[2], q.dtype)
+    tile = choose_dense_tile(q.shape[2], v.shape[2], q.dtype, has_wgmma(q.device))
     return run_dense((q, k, v), visible, scale, tile, out)
 
 

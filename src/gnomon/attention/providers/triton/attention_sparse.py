@@ -28,6 +28,7 @@ from gnomon.attention.providers.triton.attention_tiles import (
     choose_splits,
     choose_tile,
     count_processors,
+    has_wgmma,
 )
 from gnomon.attention.providers.triton.language import has_native_fp8, padded
 from gnomon.errors import UnsupportedError
@@ -55,8 +56,8 @@ def sparse_mla(
     out: Result | None = None,
 ) -> Result:
     """Row r attends the first count[r] of its slots; as many splits as keep the device busy."""
-    num_rows, num_heads, width = q_latent.shape
-    tile = choose_tile(num_heads, width, q_latent.dtype, not isinstance(pool.layout, PlainLayout))
+    num_rows, num_heads, _ = q_latent.shape
+    tile = tile_of(q_latent, pool)
     programs = num_rows * -(-num_heads // tile.heads)
     processors = count_processors(q_latent.device)
     splits = Splits(choose_splits(max(programs, 1), slots.shape[1], tile, processors))
@@ -78,7 +79,7 @@ def sparse_mla_fixed(
     Every list is cut after each 512 keys and the cuts are added in order, whatever else runs.
     """
     num_rows, num_heads, width = q_latent.shape
-    tile = choose_tile(num_heads, width, q_latent.dtype, not isinstance(pool.layout, PlainLayout))
+    tile = tile_of(q_latent, pool)
     number = max(1, -(-slots.shape[1] // FIXED_SPLIT_KEYS))
     splits = Splits(number, FIXED_SPLIT_KEYS)
     row_bytes = number * num_heads * (width + 1) * 4
@@ -145,6 +146,14 @@ class ListCall:
             BH=tile.heads, BN=tile.keys, STAGES=tile.num_stages,
             IS_SPLIT=splits.number > 1, SPLIT_KEYS=splits.keys, num_warps=tile.num_warps,
         )  # fmt: skip
+
+
+def tile_of(q_latent: Tensor, pool: PagedPool) -> ListTile:
+    """The tile of a call; its rows have no say."""
+    is_packed = not isinstance(pool.layout, PlainLayout)
+    _, num_heads, width = q_latent.shape
+    on_hopper = has_wgmma(q_latent.device)
+    return choose_tile(num_heads, width, q_latent.dtype, is_packed, on_hopper)
 
 
 def new_result(q_latent: Tensor) -> Result:
