@@ -10,47 +10,47 @@ Not here: the loop (core.py), values of the configuration (resolve.py).
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from gnomon import __version__
 from gnomon.attention.checked import CheckLevel, StepChecker
-from gnomon.attention.decode_plan import decode_buckets
 from gnomon.attention.dispatch import Choice, OpNeed
 from gnomon.attention.ops.operators import Operators
-from gnomon.attention.plan import Budget, Capabilities
+from gnomon.attention.plan import Budget
 from gnomon.attention.providers import builtin_providers
 from gnomon.attention.providers.external import external_providers
 from gnomon.attention.recording import Recording
-from gnomon.attention.routes import DensePolicy, RoutePolicy
 from gnomon.cache.pages import PagePool
 from gnomon.cache.tensors import CacheTensors
-from gnomon.engine.batch import BatchBuilder, BatchRules
+from gnomon.engine.batch import BatchBuilder
 from gnomon.engine.config import EngineConfig
-from gnomon.engine.graphs import CudaRecorder, DecodeGraphs, GraphRules, Recorder
+from gnomon.engine.graphs import CudaRecorder, DecodeGraphs, Recorder
 from gnomon.engine.info import engine_info
+from gnomon.engine.machine import probe_machine, shortcomings
 from gnomon.engine.operators import bind_phases, phase_rows
 from gnomon.engine.record import RecordRules, StepRecorder
 from gnomon.engine.record_witness import Subject, Witness
-from gnomon.engine.resolve import ResolvedConfig, probe_machine, resolve
+from gnomon.engine.resolve import ResolvedConfig, resolve
 from gnomon.engine.runner import Runner
 from gnomon.engine.sampler import Sampler
 from gnomon.engine.schedule_config import SchedulerConfig
 from gnomon.engine.scheduler import Scheduler
 from gnomon.engine.shadow import Shadow
 from gnomon.engine.step_checks import PagePoison
+from gnomon.engine.step_rules import batch_rules, graph_rules, with_overrides
 from gnomon.engine.wire import EngineInfo
 from gnomon.models.config import ModelConfig
 from gnomon.models.params import param_dtype, param_specs
 from gnomon.models.sources import LoadedModel, ModelSource, open_model, parse_model_spec
 
-Progress = Callable[[str, int, int], None]  # (stage, done, total)
+logger = logging.getLogger(__name__)
 
-FIXED_ROW_MULTIPLE = 16  # see batch.py
-GPU_BUDGET = Budget(score_bytes=512 << 20, context_rows=32768)
+Progress = Callable[[str, int, int], None]  # (stage, done, total)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +95,8 @@ def survey(config: EngineConfig, default_vocab_size: int | None = None) -> Surve
     )
     model = source.config
     machine = probe_machine(config.device)
+    for lack in shortcomings(machine):
+        logger.warning("%s", lack)
     resolved = resolve(config, model, machine, _weight_bytes(model, config))
     need = OpNeed(
         device=machine.device,
@@ -104,7 +106,7 @@ def survey(config: EngineConfig, default_vocab_size: int | None = None) -> Surve
         index_layout=resolved.index_layout.id,
         is_deterministic=config.deterministic,
         page_size=config.block_size,
-        capability=torch.cuda.get_device_capability() if machine.device == "cuda" else None,
+        capability=machine.capability,
     )
     providers = (*builtin_providers(), *external_providers(config.provider_path))
     has_graphs = machine.device == "cuda" and not config.enforce_eager
@@ -131,6 +133,8 @@ def assemble(
     if found.recording is not None:
         found.recording.prepare()
     resolved = found.resolved
+    for line in () if resolved.memory is None else resolved.memory.shown():
+        logger.info("memory: %s", line)
     loaded = open_model(
         found.source,
         resolved.dtype,
@@ -156,20 +160,16 @@ def put_together(
     gives others than the default to show it. `recorder`: of decode steps, where it is not CUDA's.
     """
     resolved, model, config = found.resolved, found.source.config, found.resolved.given
-    schema = resolved.schema.for_model(
-        revision=loaded.revision,
-        dtype=str(resolved.dtype),
-        quantisation=repr(model.quantization),
-    )
-    cache = CacheTensors(schema, resolved.num_pages, resolved.device)
-    groups = {g.name: (resolved.num_pages[g.name], g.tokens_per_page) for g in schema.groups}
-    pages = PagePool(groups, schema.namespace_id())
-    has_graphs = found.graph_ops is not None or recorder is not None
-    rules = _batch_rules(found, rows, budget, has_graphs)
+    cache, pages = _cache(found, loaded)
+    recorder = recorder or (CudaRecorder() if found.graph_ops is not None else None)
+    rules = batch_rules(resolved, model.attention_dims(), found.choices, recorder is not None)
+    rules = with_overrides(rules, rows, budget)
     checker = _checker(found, resolved)
     graphs = None
-    if has_graphs:
-        graphs = _graphs(found, loaded, cache, rules, recorder)
+    if recorder is not None:
+        graph_ops = found.graph_ops or found.ops
+        sizes = graph_rules(rules, resolved.max_model_len, pages.groups)
+        graphs = DecodeGraphs(loaded.model, cache.pools, graph_ops, sizes, recorder)
         graphs.capture(progress or (lambda *_: None))
     runner = Runner(
         loaded.model,
@@ -195,53 +195,16 @@ def put_together(
     )
 
 
-def _batch_rules(
-    found: Survey, rows: int | None, budget: Budget | None, has_graphs: bool
-) -> BatchRules:
-    resolved, config = found.resolved, found.resolved.given
-    multiple = rows or (FIXED_ROW_MULTIPLE if config.deterministic else 1)
-    is_gpu = resolved.device.type == "cuda"
-    return BatchRules(
-        dims=found.source.config.attention_dims(),
-        page_size=config.block_size,
-        device=resolved.device,
-        row_multiple=multiple,
-        graph_rows=decode_buckets(resolved.max_num_seqs, multiple) if has_graphs else (),
-        capabilities=_capabilities(found.choices),
-        budget=budget or (GPU_BUDGET if is_gpu else Budget()),
-        policy=RoutePolicy(DensePolicy(config.dense_route)),
+def _cache(found: Survey, loaded: LoadedModel) -> tuple[CacheTensors, PagePool]:
+    resolved = found.resolved
+    schema = resolved.schema.for_model(
+        revision=loaded.revision,
+        dtype=str(resolved.dtype),
+        quantisation=repr(found.source.config.quantization),
     )
-
-
-def _graphs(
-    found: Survey,
-    loaded: LoadedModel,
-    cache: CacheTensors,
-    rules: BatchRules,
-    recorder: Recorder | None,
-) -> DecodeGraphs:
-    sizes = GraphRules(
-        dims=rules.dims,
-        buckets=rules.graph_rows,
-        max_len=found.resolved.max_model_len,
-        page_size=rules.page_size,
-        groups=tuple(group.name for group in cache.schema.groups),
-        device=rules.device,
-        capabilities=rules.capabilities,
-        budget=rules.budget,
-    )
-    ops = found.graph_ops or found.ops
-    return DecodeGraphs(loaded.model, cache.pools, ops, sizes, recorder or CudaRecorder())
-
-
-def _capabilities(choices: Sequence[Choice]) -> Capabilities:
-    """What the chosen kernels hold in memory: those in plain torch hold every step of the maths."""
-    held = {choice.op for choice in choices if choice.provider.name in ("reference", "torch")}
-    return Capabilities(
-        holds_head_scores=bool(held & {"index_scores", "index_scores_paged"}),
-        holds_paged_keys="index_scores_paged" in held,
-        holds_dense_scores="dense_mha" in held,
-    )
+    groups = {g.name: (resolved.num_pages[g.name], g.tokens_per_page) for g in schema.groups}
+    cache = CacheTensors(schema, resolved.num_pages, resolved.device)
+    return cache, PagePool(groups, schema.namespace_id())
 
 
 def _checker(found: Survey, resolved: ResolvedConfig) -> StepChecker | None:

@@ -109,7 +109,15 @@ class DecodeGraphs:
         self._recorder = recorder
         max_pages = -(-rules.max_len // rules.page_size)
         self.buffers = GraphBuffers(rules.groups, rules.buckets[-1], max_pages, rules.device)
+        # One for all buckets: outputs of a recording stay allocated as long as it does.
+        vocab, most = model.config.vocab_size, rules.buckets[-1]
+        self._logits = torch.empty((most, vocab), dtype=torch.float32, device=rules.device)
         self._captured: dict[int, _Captured] = {}
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of buffers and logits; what recordings allocate comes on top."""
+        return self.buffers.num_bytes + self._logits.nbytes
 
     @torch.inference_mode()
     def capture(self, progress: Callable[[str, int, int], None]) -> None:
@@ -128,7 +136,7 @@ class DecodeGraphs:
             len(rules.buckets),
             rules.buckets[-1],
             taken / MIB,
-            self.buffers.num_bytes / MIB,
+            self.num_bytes / MIB,
         )
 
     @torch.inference_mode()
@@ -155,7 +163,8 @@ class DecodeGraphs:
             token_ids = self.buffers.token_ids(geometry.rows.num_rows)
             output = self._model.forward(RowTensor(geometry.rows, token_ids), step)
             hidden = output.hidden.data
-            return self._model.logits(hidden).float(), row_flags(hidden, output.nan_rows.data)
+            logits = self._logits[: hidden.shape[0]].copy_(self._model.logits(hidden))
+            return logits, row_flags(hidden, output.nan_rows.data)
 
         return work
 

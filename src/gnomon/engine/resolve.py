@@ -21,31 +21,20 @@ from gnomon.attention.checked import CheckLevel
 from gnomon.attention.layouts import IndexKeyDims, KVLayout, LatentDims, choose_layout
 from gnomon.attention.layouts.plain import PlainLayout
 from gnomon.cache.budget import pages_for_budget
-from gnomon.cache.free_memory import free_memory_bytes
 from gnomon.cache.schema import CacheSchema
 from gnomon.engine.config import EngineConfig, parse_bytes
+from gnomon.engine.machine import GIB, Machine
+from gnomon.engine.memory_plan import MemoryPlan, StepSizes, plan_memory, require_room
 from gnomon.engine.step_checks import check_level
 from gnomon.errors import ConfigError
 from gnomon.models.config import ModelConfig
 from gnomon.models.registry import cache_schema
 
-GIB = 2**30
 MAX_DEFAULT_CACHE_BYTES = 4 * GIB  # on a CPU: a laptop's memory belongs to others too
 CACHE_SHARE = 0.5  # of the memory that is free, where nothing is stated
-UNKNOWN_FREE_BYTES = 4 * GIB  # where the system does not tell
-DEFAULT_UTILIZATION = 0.9  # of a GPU's memory
 DEFAULT_NUM_SEQS = 256
 DEFAULT_NUM_TOKENS = 2048
 GROUP = "tokens"
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """The device that will run the model: "cpu" or "cuda", its memory in bytes."""
-
-    device: str
-    free_bytes: int
-    total_bytes: int = 0  # of a GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,31 +62,21 @@ class ResolvedConfig:
     max_num_seqs: int
     max_num_batched_tokens: int
     check: CheckLevel
+    memory: MemoryPlan | None = None  # of a GPU
 
     def table(self) -> dict[str, tuple[Any, str, str]]:
         """Name -> (value, source, reason), in the order of the fields."""
         return {name: (r.value, r.source, r.reason) for name, r in self.fields.items()}
 
 
-def probe_machine(device: str) -> Machine:
-    """The machine for a device flag ("auto", "cpu", "cuda")."""
-    has_cuda = torch.cuda.is_available() if device != "cpu" else False
-    if device == "cuda" and not has_cuda:
-        raise ConfigError(
-            "device is 'cuda', but torch finds no CUDA device; use cpu, or a CUDA build of torch "
-            "on a machine with a GPU"
-        )
-    if has_cuda:
-        free, total = torch.cuda.mem_get_info()
-        return Machine("cuda", free, total)
-    known = free_memory_bytes("cpu")
-    return Machine("cpu", UNKNOWN_FREE_BYTES if known is None else known)
-
-
 def resolve(
-    config: EngineConfig, model: ModelConfig, machine: Machine, weight_bytes: int = 0
+    config: EngineConfig,
+    model: ModelConfig,
+    machine: Machine,
+    weight_bytes: int = 0,
+    num_ranks: int = 1,
 ) -> ResolvedConfig:
-    """All values. `weight_bytes`: what the weights will take, for the default cache budget."""
+    """All values. `weight_bytes`: what the weights will take on each of `num_ranks` devices."""
     found = _Findings(config)
     dtype = _dtype(found, model)
     check, source = check_level(config.check, os.environ)
@@ -106,7 +85,15 @@ def resolve(
     num_seqs, num_tokens = _step_limits(found)
     latent, index = _layouts(found, model, dtype)
     schema = cache_schema(model, config.block_size, latent, index)
-    num_pages, max_model_len = _cache_size(found, model, machine, schema, weight_bytes)
+    memory = None
+    if machine.device == "cuda":
+        longest = config.max_model_len or model.max_position_embeddings
+        sizes = StepSizes(num_tokens, num_seqs, longest, not config.enforce_eager)
+        share = config.gpu_memory_utilization
+        memory = plan_memory(model, dtype, sizes, machine, share, weight_bytes, num_ranks)
+        require_room(memory)
+    left = max(0, machine.free_bytes - weight_bytes) if memory is None else memory.cache_bytes
+    num_pages, max_model_len = _cache_size(found, model, machine, schema, left)
     found.note("max_prefill_chunk", num_tokens, "default", "as many as a step holds")
     found.note("kv_layout", latent.id, "model", f"plain numbers in {dtype}")
     for entry in fields(config):
@@ -126,6 +113,7 @@ def resolve(
         max_num_seqs=num_seqs,
         max_num_batched_tokens=num_tokens,
         check=check,
+        memory=memory,
     )
 
 
@@ -193,9 +181,9 @@ def _cache_size(
     model: ModelConfig,
     machine: Machine,
     schema: CacheSchema,
-    weight_bytes: int,
+    left: int,
 ) -> tuple[dict[str, int], int]:
-    """(pages by group, the null pages included; max_model_len)."""
+    """(pages by group, the null pages included; max_model_len). `left`: bytes beside all else."""
     config, limit = found.config, model.max_position_embeddings
     longest = config.max_model_len or limit
     if longest > limit:
@@ -203,7 +191,7 @@ def _cache_size(
             f"max_model_len is {longest}, but the model has max_position_embeddings = {limit}. "
             "Lower the former, or raise the latter by hf_overrides if the model can."
         )
-    budget, source, reason = _budget(config, machine, weight_bytes)
+    budget, source, reason = _budget(config, machine, left)
     seats, step = found.value("max_num_seqs"), found.value("max_num_batched_tokens")
     if config.num_kv_pages is not None:
         budget, reason = config.num_kv_pages * schema.bytes_per_page(GROUP), "num_kv_pages"
@@ -228,20 +216,22 @@ def _cache_size(
     return pages, held
 
 
-def _budget(config: EngineConfig, machine: Machine, weight_bytes: int) -> tuple[int, str, str]:
+def _budget(config: EngineConfig, machine: Machine, left: int) -> tuple[int, str, str]:
     """(bytes for the cache, source, reason)."""
-    share = config.gpu_memory_utilization
-    if share is not None and machine.device == "cpu":
+    if config.gpu_memory_utilization is not None and machine.device == "cpu":
         raise ConfigError(
             'gpu_memory_utilization is for CUDA; on a CPU set kv_cache_memory, as "4GiB".'
         )
     if config.kv_cache_memory is not None:
-        return parse_bytes(config.kv_cache_memory), "flag", "kv_cache_memory"
+        budget = parse_bytes(config.kv_cache_memory)
+        if machine.device == "cuda" and budget > left:
+            raise ConfigError(
+                f"kv_cache_memory is {config.kv_cache_memory}, but {left / GIB:.2f} GiB are left "
+                f"of the GPU beside weights, steps and graphs. Lower it, or raise "
+                f"--gpu-memory-utilization."
+            )
+        return budget, "flag", "kv_cache_memory"
     if machine.device == "cuda":
-        used = machine.total_bytes - machine.free_bytes
-        wished = int(machine.total_bytes * (share or DEFAULT_UTILIZATION))
-        left = wished - used - weight_bytes - GIB  # activations, fragments
         return left, "machine", f"{left / GIB:.1f} GiB of GPU memory beside the weights"
-    left = max(0, machine.free_bytes - weight_bytes)
     budget = min(MAX_DEFAULT_CACHE_BYTES, int(CACHE_SHARE * left))
     return budget, "machine", f"a default budget of {budget / GIB:.1f} GiB on this machine"

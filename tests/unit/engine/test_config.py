@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from gnomon.engine.config import EngineConfig, Flag, check_flags, flag_specs, parse_bytes
-from gnomon.engine.resolve import GIB, Machine, resolve
+from gnomon.engine.machine import GIB, Machine
+from gnomon.engine.resolve import resolve
 from gnomon.errors import ConfigError
 from gnomon.models.config import ModelConfig
 from gnomon.models.sources import parse_model_spec

@@ -1,0 +1,131 @@
+"""The machine that will run a model: probed here, or one of a table for plans without a GPU.
+
+In:  the device flag, or a GPU's name.
+Out: a Machine; ConfigError for a device that is not there or is too old, before anything is loaded;
+     `shortcomings`: what the machine lacks, and what will be used instead.
+Not here: how its memory is divided (memory_plan.py), which provider can run (attention/dispatch).
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import shutil
+from dataclasses import dataclass
+
+import torch
+
+from gnomon.cache.free_memory import free_memory_bytes
+from gnomon.errors import ConfigError
+
+GIB = 2**30
+UNKNOWN_FREE_BYTES = 4 * GIB  # where the system does not tell
+LEAST_CAPABILITY = (8, 0)  # bfloat16 tensor cores; Triton's kernels are built for no older GPU
+FP8_CAPABILITY = (8, 9)
+COMPILERS = ("cc", "gcc", "clang")
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The device that will run the model: "cpu" or "cuda", its memory in bytes.
+
+    total_bytes, name, capability: of a GPU.
+    """
+
+    device: str
+    free_bytes: int
+    total_bytes: int = 0
+    name: str = ""
+    capability: tuple[int, int] | None = None
+
+
+# What torch sees of each, GiB: less than on the box, where memory is reserved for error correction.
+KNOWN_GPUS = {
+    name: Machine("cuda", int(gib * GIB), int(gib * GIB), name, capability)
+    for name, gib, capability in (
+        ("a100-40", 39.4, (8, 0)),
+        ("a100-80", 79.2, (8, 0)),
+        ("l40s", 44.4, (8, 9)),
+        ("rtx4090", 23.5, (8, 9)),
+        ("h100", 79.2, (9, 0)),
+        ("h200", 139.8, (9, 0)),
+        ("b200", 178.4, (10, 0)),
+        ("rtx5090", 31.4, (12, 0)),
+        ("rtx-pro-6000", 95.0, (12, 0)),
+    )
+}
+
+
+def known_gpu(name: str) -> Machine:
+    """A GPU of the table; ConfigError with the nearest name."""
+    found = KNOWN_GPUS.get(name.lower())
+    if found is None:
+        near = difflib.get_close_matches(name.lower(), KNOWN_GPUS, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(f"gpu is {name!r}; known are {', '.join(KNOWN_GPUS)}.{hint}")
+    return found
+
+
+def probe_machine(device: str) -> Machine:
+    """The machine for a device flag ("auto", "cpu", "cuda"). ConfigError if it cannot be used.
+
+    "auto" takes a GPU if there is one that is new enough.
+    """
+    has_cuda = torch.cuda.is_available() if device != "cpu" else False
+    if device == "cuda" and not has_cuda:
+        raise ConfigError(
+            "device is 'cuda', but torch finds no CUDA device; use cpu, or a CUDA build of torch "
+            "on a machine with a GPU"
+        )
+    if has_cuda:
+        free, total = torch.cuda.mem_get_info()
+        gpu = torch.cuda.get_device_properties(0)
+        machine = Machine("cuda", free, total, str(gpu.name), (int(gpu.major), int(gpu.minor)))
+        if device == "cuda":
+            require_new_enough(machine)
+        if is_new_enough(machine):
+            return machine
+    known = free_memory_bytes("cpu")
+    return Machine("cpu", UNKNOWN_FREE_BYTES if known is None else known)
+
+
+def is_new_enough(machine: Machine) -> bool:
+    """Whether gnomon's kernels run on this GPU; any CPU will do."""
+    return machine.capability is None or machine.capability >= LEAST_CAPABILITY
+
+
+def require_new_enough(machine: Machine) -> None:
+    """ConfigError, with what to do, for a GPU that is too old."""
+    if not is_new_enough(machine):
+        raise ConfigError(
+            f"{machine.name} has compute capability {_dotted(machine.capability)}; gnomon needs "
+            f"{_dotted(LEAST_CAPABILITY)} (A100) or newer. Use --device cpu, or another GPU."
+        )
+
+
+def shortcomings(machine: Machine) -> list[str]:
+    """What a GPU machine lacks, each with what is used instead; nothing to say of a CPU."""
+    if machine.device != "cuda":
+        return []
+    found = []
+    named = os.environ.get("CC")
+    if not any(shutil.which(name) for name in ((named,) if named else COMPILERS)):
+        found.append(
+            "no C compiler (cc, gcc, clang, or what CC names) is found: Triton needs one to start "
+            "its kernels; install gcc, or decode and prefill run on plain torch, slower by far"
+        )
+    if shutil.which("nvcc") is None and not os.environ.get("CUDA_HOME"):
+        found.append(
+            "no nvcc is found: providers that compile CUDA C++ when they run (deepgemm, "
+            "flashinfer) are not used; gnomon's own kernels do not need it"
+        )
+    if machine.capability is not None and machine.capability < FP8_CAPABILITY:
+        found.append(
+            f"{machine.name} multiplies no FP8 (compute capability {_dotted(machine.capability)}): "
+            "FP8 caches are decoded, FP8 weights are dequantised"
+        )
+    return found
+
+
+def _dotted(capability: tuple[int, int] | None) -> str:
+    return "?" if capability is None else f"{capability[0]}.{capability[1]}"

@@ -1,0 +1,73 @@
+"""What is the same for every step of an engine: rules of batches and of captured graphs.
+
+In:  the resolved configuration, the model's dims, who runs which operator.
+Out: BatchRules and GraphRules. Not here: the values themselves (resolve.py, memory_plan.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from gnomon.attention.decode_plan import decode_buckets
+from gnomon.attention.dispatch import Choice
+from gnomon.attention.plan import Budget, Capabilities
+from gnomon.attention.routes import AttentionDims, DensePolicy, RoutePolicy
+from gnomon.engine.batch import BatchRules
+from gnomon.engine.graphs import GraphRules
+from gnomon.engine.memory_plan import GPU_BUDGET
+from gnomon.engine.resolve import ResolvedConfig
+
+FIXED_ROW_MULTIPLE = 16  # see batch.py
+MATERIALISING = ("reference", "torch")
+
+
+def batch_rules(
+    resolved: ResolvedConfig, dims: AttentionDims, choices: Sequence[Choice], has_graphs: bool
+) -> BatchRules:
+    """The rules of a configuration."""
+    config = resolved.given
+    multiple = FIXED_ROW_MULTIPLE if config.deterministic else 1
+    return BatchRules(
+        dims=dims,
+        page_size=config.block_size,
+        device=resolved.device,
+        row_multiple=multiple,
+        graph_rows=decode_buckets(resolved.max_num_seqs, multiple) if has_graphs else (),
+        capabilities=capabilities_of(choices),
+        budget=GPU_BUDGET if resolved.device.type == "cuda" else Budget(),
+        policy=RoutePolicy(DensePolicy(config.dense_route)),
+    )
+
+
+def with_overrides(rules: BatchRules, rows: int | None, budget: Budget | None) -> BatchRules:
+    """The rules with another multiple of rows or another budget, which change no answer."""
+    if rows is not None:
+        most = rules.graph_rows[-1] if rules.graph_rows else 0
+        graph_rows = decode_buckets(most, rows) if most else ()
+        rules = replace(rules, row_multiple=rows, graph_rows=graph_rows)
+    return rules if budget is None else replace(rules, budget=budget)
+
+
+def graph_rules(rules: BatchRules, max_len: int, groups: Sequence[str]) -> GraphRules:
+    """The rules of the captured decode steps of these batches."""
+    return GraphRules(
+        dims=rules.dims,
+        buckets=rules.graph_rows,
+        max_len=max_len,
+        page_size=rules.page_size,
+        groups=tuple(groups),
+        device=rules.device,
+        capabilities=rules.capabilities,
+        budget=rules.budget,
+    )
+
+
+def capabilities_of(choices: Sequence[Choice]) -> Capabilities:
+    """What the chosen kernels hold in memory: those in plain torch hold every step of the maths."""
+    held = {choice.op for choice in choices if choice.provider.name in MATERIALISING}
+    return Capabilities(
+        holds_head_scores=bool(held & {"index_scores", "index_scores_paged"}),
+        holds_paged_keys="index_scores_paged" in held,
+        holds_dense_scores="dense_mha" in held,
+    )
