@@ -23,7 +23,9 @@ from gnomon.attention.layouts.base import KVLayout, PagedPool
 from gnomon.attention.layouts.fp8_ds_mla_656 import Fp8LatentLayout
 from gnomon.attention.layouts.index_k_132 import Fp8IndexKeyLayout
 from gnomon.attention.layouts.plain import PlainLayout
+from gnomon.attention.ops.values import RowPages
 from gnomon.attention.providers.external import external_providers
+from gnomon.attention.providers.torch.linear import quantise_rows
 from gnomon.attention.routes import AttentionDims
 
 pytestmark = pytest.mark.gpu
@@ -170,7 +172,7 @@ def index_truth(q: Tensor, keys: Tensor, weights: Tensor) -> Tensor:
 
 
 def scores_close(found: Tensor, truth: Tensor) -> None:
-    """−inf where it belongs; the rest as near as FP8 tensor cores add up (about 2^-13 of it)."""
+    """Near the truth: −inf where it belongs; the rest as near as FP8 tensor cores add up (about 2^-13 of it)."""
     assert found.dtype == torch.float32
     hidden = truth == -math.inf
     assert torch.equal(found == -math.inf, hidden), "columns behind a row's keys"
@@ -211,6 +213,51 @@ def test_index_scores_paged(num_heads: int) -> None:
             truth[row, :count] = index_truth(q[row], keys, weights[row])
         count = torch.tensor(counts, dtype=torch.int32, device=CUDA)
         scores_close(run(q, weights, pool, pages, count, INDEX_SCALE), truth)
+
+
+def test_lazy_scores() -> None:
+    """What stands for gather and scores together, below each row's count."""
+    kernel("deepgemm", "index_scores_paged", 64)
+    pool = filled(INDEX, 128)
+    q, weights = INDEX.round_queries(draw(40, 64, 128)), draw(40, 64, seed=3)
+    pages = (torch.randperm(127, device=CUDA) + 1).to(torch.int32)[:100].view(2, 50)
+    request = (torch.arange(40, device=CUDA) % 3 - 1).to(torch.int32)
+    count = torch.arange(100, 3100, 75, device=CUDA).to(torch.int32).masked_fill(request < 0, 0)
+    need = OpNeed(device=CUDA, dtype=BF16)
+    paged, contiguous = (
+        providers()["deepgemm"].fusion(name, need) for name in ("lazy_scores_paged", "lazy_scores")
+    )
+    assert paged is not None
+    assert contiguous is not None
+    found = paged(q, weights, pool, RowPages(pages, request, 64), count, INDEX_SCALE, (3100, 64))
+    other = contiguous(q, weights, pool, pages[1], 3100, count, INDEX_SCALE)
+    for row in range(40):
+        length = int(count[row])
+        if length:
+            keys = pool.layout.gather_range(pool, pages[int(request[row])], 0, length)
+            scores_close(found[row, :length], index_truth(q[row], keys, weights[row]))
+            keys = pool.layout.gather_range(pool, pages[1], 0, length)
+            scores_close(other[row, :length], index_truth(q[row], keys, weights[row]))
+
+
+@pytest.mark.parametrize("num_rows", [1, 16, 300])
+@pytest.mark.parametrize("shape", [(7168, 2112), (1536, 3072), (2048, 7168)])
+def test_linear_fp8(num_rows: int, shape: tuple[int, int]) -> None:
+    """Rows with scales as quantise_rows leaves them, row after row and column after column."""
+    run = kernel("deepgemm", "linear_fp8", 64)
+    width, num_columns = shape
+    x, x_scales = quantise_rows(draw(num_rows, width), False)
+    codes = draw(num_columns, width).to(torch.float8_e4m3fn)
+    scales = draw(-(-num_columns // 128), width // 128, dtype=torch.float32).abs() + 0.5
+    wide = scales.double().repeat_interleave(128, 0)[:num_columns].repeat_interleave(128, 1)
+    rows = x.double() * x_scales.double().repeat_interleave(128, 1)
+    truth = rows @ (codes.double() * wide).T
+    aligned = torch.zeros(width // 128, -(-num_rows // 4) * 4, device=CUDA)
+    aligned[:, :num_rows] = x_scales.T
+    for held in (x_scales, aligned.T[:num_rows]):
+        found = run(x, held, codes, scales, BF16).double()
+        limit = 2.0**-7 * truth.abs() + 2.0**-9 * truth.abs().max()
+        assert bool(((found - truth).abs() <= limit).all()), float((found - truth).abs().max())
 
 
 @pytest.mark.parametrize(

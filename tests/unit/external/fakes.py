@@ -209,6 +209,30 @@ class DeepGemmModule:
                 scores[row, column] = score[0]
         return scores
 
+    def fp8_gemm_nt(
+        self,
+        a: tuple[Tensor, Tensor],
+        b: tuple[Tensor, Tensor],
+        d: Tensor,
+        *,
+        disable_ue8m0_cast: bool,
+    ) -> None:
+        assert disable_ue8m0_cast, "scales are not to be rounded"
+        (m, k), (n, _) = a[0].shape, b[0].shape
+        assert m > 0
+        assert k % 128 == 0
+        assert n % 64 == 0
+        assert a[0].dtype == b[0].dtype == torch.float8_e4m3fn
+        assert a[0].is_contiguous()
+        assert b[0].is_contiguous()
+        assert a[1].shape == (m, k // 128)
+        assert b[1].shape == (-(-n // 128), k // 128)
+        assert d.shape == (m, n)
+        assert d.dtype == torch.bfloat16
+        rows = a[0].double() * a[1].double().repeat_interleave(128, 1)
+        blocks = b[1].double().repeat_interleave(128, 0)[:n].repeat_interleave(128, 1)
+        d.copy_(rows @ (b[0].double() * blocks).T)
+
     def _check_query(self, q: Tensor, weights: Tensor) -> None:
         assert q.dtype == torch.float8_e4m3fn
         assert q.is_contiguous()

@@ -12,7 +12,9 @@ from gnomon.attention.dispatch import KernelSet
 from gnomon.attention.layouts.base import PagedPool
 from gnomon.attention.layouts.fp8_ds_mla_656 import Fp8LatentLayout
 from gnomon.attention.layouts.index_k_132 import Fp8IndexKeyLayout
+from gnomon.attention.ops.values import RowPages
 from gnomon.attention.providers.external import deepgemm, fa3, flashinfer, flashmla
+from gnomon.attention.providers.torch.linear import quantise_rows
 from gnomon.attention.routes import AttentionDims
 from gnomon.attention.spec import SPECS, Scale, check_provider
 from gnomon.attention.spec.model import Case
@@ -136,3 +138,40 @@ def test_index_scores_paged(case: Case) -> None:
     case = Case(case.label, (INDEX.round_queries(q), weights, own, pages, count, scale))
     kernels = deepgemm.DeepGemm(DeepGemmModule(), 132).kernels()
     checked("deepgemm", kernels, "index_scores_paged", case)
+
+
+def test_lazy_scores_are_those_of_the_operators() -> None:
+    """Below a row's count they are equal to the bit; nothing else is read."""
+    q, weights, pool, pages, count, scale = cases("index_scores_paged", PAGES_OF_64)[0].arguments
+    pool.typed().nan_to_num_(3.0)
+    own, q = packed(pool, INDEX), INDEX.round_queries(q)
+    adapter = deepgemm.DeepGemm(DeepGemmModule(), 132)
+    whole = adapter.index_scores_paged(q, weights, own, pages, count, scale)
+    seen = torch.arange(whole.shape[1]) < count[:, None]
+    for request in (None, torch.arange(len(q), dtype=torch.int32)):
+        rows = RowPages(pages, request, 64)
+        lazy = adapter.lazy_scores_paged(q, weights, own, rows, count, scale, (130, 12))
+        assert lazy.shape == (len(q), 130)
+        assert torch.equal(lazy[seen[:, :130]], whole[:, :130][seen[:, :130]])
+    row = int(count.argmax())
+    num_keys, one = int(count[row]), count.clamp_max(int(count[row]))
+    keys = own.layout.gather_range(own, pages[row], 0, num_keys)
+    expected = adapter.index_scores(q, weights, keys, one, scale)
+    lazy = adapter.lazy_scores(q, weights, own, pages[row], num_keys, one, scale)
+    seen = torch.arange(num_keys) < one[:, None]
+    assert torch.equal(lazy[seen], expected[seen])
+
+
+@pytest.mark.parametrize("case", cases("linear_fp8", SMALL), ids=lambda case: case.label)
+def test_linear_fp8(case: Case) -> None:
+    checked("deepgemm", deepgemm.DeepGemm(DeepGemmModule(), 132).kernels(), "linear_fp8", case)
+
+
+@pytest.mark.parametrize("shape", [(1, 128, 64), (5, 256, 192), (0, 128, 64), (3, 384, 576)])
+def test_linear_fp8_of_the_librarys_shapes(shape: tuple[int, int, int]) -> None:
+    num_rows, width, num_columns = shape
+    x_codes, x_scales = quantise_rows(torch.randn(num_rows, width), False)
+    codes = torch.randn(num_columns, width).to(torch.float8_e4m3fn)
+    scales = torch.rand(-(-num_columns // 128), -(-width // 128)) + 0.5
+    case = Case("a shape", (x_codes, x_scales, codes, scales, BF16))
+    checked("deepgemm", deepgemm.DeepGemm(DeepGemmModule(), 132).kernels(), "linear_fp8", case)

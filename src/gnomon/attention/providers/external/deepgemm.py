@@ -21,15 +21,21 @@ from torch import Tensor
 
 from gnomon.attention.dispatch import Requirement, Sizes
 from gnomon.attention.layouts.base import PagedPool
+from gnomon.attention.ops.values import RowPages
 from gnomon.attention.providers.external.codes import key_codes, query_codes
 from gnomon.attention.providers.external.places import Places, cuda_home, missing
 from gnomon.attention.providers.external.provider import EXTERNAL_RANK, ExternalProvider, Kernel
+from gnomon.attention.providers.torch.linear import linear_fp8 as plain_linear_fp8
 from gnomon.errors import UnsupportedError
 
 NAME = "deepgemm"
 URL = "https://github.com/deepseek-ai/DeepGEMM"
 PAGE_SIZE = 64
 HEAD_DIM = 128
+COLUMNS, GROUP = 64, 128  # multiples of a weight's N and K
+
+Codes = tuple[Tensor, Tensor]
+"""Codes e4m3 and their scales; of queries, scales that hold the head weights too."""
 
 _INDEX_SIZES = (
     Sizes.of("index_num_heads", (32, 64)),
@@ -50,6 +56,12 @@ REQUIREMENTS = {
         capabilities=_ON_HOPPER,
         layouts=frozenset({"index_k_132"}),
         sizes=(*_INDEX_SIZES, Sizes.of("page_size", (PAGE_SIZE,))),
+        can_capture=True,
+    ),
+    "linear_fp8": Requirement(
+        devices=_ON_CUDA,
+        capabilities=_ON_HOPPER,
+        dtypes=frozenset({torch.bfloat16}),
         can_capture=True,
     ),
 }
@@ -78,6 +90,9 @@ class DeepGemmLibrary(Protocol):
     def fp8_paged_mqa_logits(self, *arguments: Any, clean_logits: bool) -> Tensor:
         """Scores [B · next_n, most] of q [B, next_n, H, D] over pages [pages, 64, 1, D + 4]."""
 
+    def fp8_gemm_nt(self, a: Codes, b: Codes, d: Tensor, *, disable_ue8m0_cast: bool) -> None:
+        """Into d [M, N]: a ([M, K], [M, K / 128]) · b ([N, K], [N / 128, K / 128])ᵀ."""
+
 
 class DeepGemm:
     """Calls the library."""
@@ -88,7 +103,13 @@ class DeepGemm:
 
     def kernels(self) -> Mapping[str, Kernel]:
         """By operator."""
-        return {"index_scores": self.index_scores, "index_scores_paged": self.index_scores_paged}
+        return {
+            "index_scores": self.index_scores,
+            "index_scores_paged": self.index_scores_paged,
+            "lazy_scores": self.lazy_scores,
+            "lazy_scores_paged": self.lazy_scores_paged,
+            "linear_fp8": self.linear_fp8,
+        }
 
     def index_scores(
         self, q: Tensor, weights: Tensor, keys: Tensor, count: Tensor, scale: float
@@ -97,11 +118,32 @@ class DeepGemm:
         num_rows, num_keys = q.shape[0], keys.shape[0]
         if num_rows == 0 or num_keys == 0:
             return q.new_full((num_rows, num_keys), -math.inf, dtype=torch.float32)
-        codes, folded = query_codes(q, weights, scale)
-        scores: Tensor = self._library.fp8_mqa_logits(
-            codes, key_codes(keys), folded, torch.zeros_like(count), count, clean_logits=True
+        query = query_codes(q, weights, scale)
+        return self._contiguous(query, key_codes(keys), count, is_clean=True)
+
+    def lazy_scores(
+        self,
+        q: Tensor,
+        weights: Tensor,
+        pool: PagedPool,
+        pages: Tensor,
+        num_keys: int,
+        count: Tensor,
+        scale: float,
+    ) -> Tensor:
+        """[M, num_keys] against a request's first entries; defined below count[m].
+
+        Stands for context_gather and index_scores: the codes are read as they lie in the pages.
+        """
+        if q.shape[0] == 0 or num_keys == 0:
+            return q.new_empty((q.shape[0], num_keys), dtype=torch.float32)
+        held = pages[: -(-num_keys // pool.page_size)]
+        codes, scales = (plane.index_select(0, held) for plane in pool.planes)
+        keys = (
+            codes.flatten(0, 1)[:num_keys].view(torch.float8_e4m3fn),
+            scales.flatten(1).view(torch.float32).flatten()[:num_keys],
         )
-        return scores
+        return self._contiguous(query_codes(q, weights, scale), keys, count, is_clean=False)
 
     def index_scores_paged(
         self,
@@ -117,7 +159,52 @@ class DeepGemm:
         width = num_pages * pool.page_size
         if num_rows == 0 or width == 0:
             return q.new_full((num_rows, width), -math.inf, dtype=torch.float32)
-        codes, folded = query_codes(q, weights, scale)
+        scores = self._paged(query_codes(q, weights, scale), pool, pages, count)
+        return hide_tails(scores, count)
+
+    def lazy_scores_paged(
+        self,
+        q: Tensor,
+        weights: Tensor,
+        pool: PagedPool,
+        rows: RowPages,
+        count: Tensor,
+        scale: float,
+        limits: tuple[int, int],
+    ) -> Tensor:
+        """[M, width] with ``limits`` = (width, least); defined below count[m]."""
+        width = limits[0]
+        if q.shape[0] == 0 or width == 0:
+            return q.new_empty((q.shape[0], width), dtype=torch.float32)
+        pages = rows.pages[:, : -(-width // PAGE_SIZE)]
+        if rows.request is not None:
+            pages = pages.index_select(0, rows.request.clamp_min(0))
+        return self._paged(query_codes(q, weights, scale), pool, pages, count)[:, :width]
+
+    def linear_fp8(
+        self, x_codes: Tensor, x_scales: Tensor, codes: Tensor, scales: Tensor, dtype: torch.dtype
+    ) -> Tensor:
+        """[M, N] of x_codes [M, K], codes [N, K]; shapes that the library lacks run in torch."""
+        num_rows, num_columns = x_codes.shape[0], codes.shape[0]
+        if dtype != torch.bfloat16 or num_columns % COLUMNS or x_codes.shape[1] % GROUP:
+            return plain_linear_fp8(x_codes, x_scales, codes, scales, dtype)
+        out = torch.empty((num_rows, num_columns), dtype=dtype, device=codes.device)
+        if num_rows:
+            self._library.fp8_gemm_nt(
+                (x_codes, x_scales), (codes, scales), out, disable_ue8m0_cast=True
+            )
+        return out
+
+    def _contiguous(self, query: Codes, keys: Codes, count: Tensor, is_clean: bool) -> Tensor:
+        codes, folded = query
+        scores: Tensor = self._library.fp8_mqa_logits(
+            codes, keys, folded, torch.zeros_like(count), count, clean_logits=is_clean
+        )
+        return scores
+
+    def _paged(self, query: Codes, pool: PagedPool, pages: Tensor, count: Tensor) -> Tensor:
+        """[M, P · 64]; what it holds behind count[m] is garbage."""
+        codes, folded = query
         lengths = count[:, None].contiguous()
         schedule = self._library.get_paged_mqa_logits_metadata(lengths, PAGE_SIZE, self._num_sms)
         scores: Tensor = self._library.fp8_paged_mqa_logits(
@@ -127,10 +214,10 @@ class DeepGemm:
             lengths,
             pages.to(torch.int32),
             schedule,
-            width,
+            pages.shape[1] * PAGE_SIZE,
             clean_logits=False,  # it cannot, where lengths are by row
         )
-        return hide_tails(scores, count)
+        return scores
 
 
 def hide_tails(scores: Tensor, count: Tensor) -> Tensor:

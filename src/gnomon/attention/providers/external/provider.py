@@ -1,6 +1,7 @@
 """A provider over somebody else's library: requirements as data, the library looked up when asked.
 
-In:  a name, the requirement of each operator, a function that loads the library and gives kernels.
+In:  a name, the requirement of each operator, a function that loads the library and gives kernels,
+     by operator, and fusions (ops/fusions.py), by name.
 Out: a Provider. The library is looked up once, at the first need that meets the requirement, so
      that a machine without a GPU never touches it; why it is not there becomes a Verdict's reason.
 Not here: where libraries are found (places.py), how they are called (the adapters).
@@ -13,6 +14,7 @@ from typing import Any
 
 from gnomon.attention.axes import RowAxis
 from gnomon.attention.dispatch import OpNeed, Requirement, Verdict
+from gnomon.attention.ops.fusions import FUSIONS
 from gnomon.errors import UnsupportedError
 
 Kernel = Callable[..., Any]
@@ -67,8 +69,9 @@ class ExternalProvider:
         return found[op]
 
     def fusion(self, name: str, need: OpNeed) -> Kernel | None:
-        """The libraries run operators one by one."""
-        return None
+        """What stands for several operators, if the adapter offers it and its library is here."""
+        found = self._found
+        return found.get(name) if isinstance(found, Mapping) and name in FUSIONS else None
 
     def _look_up(self) -> Mapping[str, Kernel] | str:
         if self._found is None:
