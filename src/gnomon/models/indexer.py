@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from gnomon.attention.geometry import RowTensor
 from gnomon.attention.indices import KeySet
+from gnomon.attention.ops.fusions import IndexEntry
 from gnomon.attention.ops.values import IndexTransform
 from gnomon.attention.step import AttentionStep
 from gnomon.models.config import ModelConfig
@@ -58,37 +59,47 @@ class Indexer:
             ),
         )
 
-    def select(
+    def entry(
         self, h: SharedInput, q_latent: SharedInput, rotations: Rotations, step: AttentionStep
-    ) -> tuple[KeySet | None, RowTensor | None]:
-        """Write this step's index keys, then choose keys for the rows of the SPARSE route.
-
-        Returns the key set and ``nan_rows`` (bool), both on ``plan.sparse.axis``; None where no
-        row is SPARSE.
-        """
-        geometry, sparse, tap = step.geometry, step.plan.sparse, step.tap
-        pool = step.pool(self.part)
+    ) -> IndexEntry:
+        """The index keys that the step's tokens write, and the queries of the SPARSE rows."""
+        geometry, sparse = step.geometry, step.plan.sparse
         latent: Tensor | SharedInput = q_latent
         if sparse is None:
             latent = q_latent.values[:0]
         elif sparse.rows is not None:
             latent = sparse.take(RowTensor(geometry.rows, q_latent.values)).data
         query = self.query(latent, step.ops).view(-1, self.num_heads, self.key.num_outputs)
-        prepared = step.ops.index_prepare(
-            RowTensor(rotations.index_query.axis, query),
-            step.on_write_axis(RowTensor(geometry.rows, self.key(h, step.ops))),
-            self.transform,
-            (rotations.index_query, rotations.index_key),
-            pool,
-            geometry.writes["tokens"],
+        return IndexEntry(
+            query=RowTensor(rotations.index_query.axis, query),
+            key=step.on_write_axis(RowTensor(geometry.rows, self.key(h, step.ops))),
+            transform=self.transform,
+            rope=(rotations.index_query, rotations.index_key),
+            pool=step.pool(self.part),
+            writes=geometry.writes["tokens"],
         )
+
+    def select(
+        self, h: SharedInput, query: RowTensor, step: AttentionStep
+    ) -> tuple[KeySet | None, RowTensor | None]:
+        """Choose keys for the rows of the SPARSE route, whose keys are in the cache by now.
+
+        ``query`` [M, Hi, Di]: their index queries, prepared. Returns the key set and ``nan_rows``
+        (bool), both on ``plan.sparse.axis``; None where no row is SPARSE.
+        """
+        geometry, sparse, tap = step.geometry, step.plan.sparse, step.tap
         if sparse is None:
             return None, None
         chosen_by = sparse.take(RowTensor(geometry.rows, h.values)).data.to(self.head_weights.dtype)
         weights = RowTensor(sparse.axis, F.linear(chosen_by, self.head_weights))
         want_margin = tap is not None and tap.wants_margin
         selection = step.ops.index_select(
-            prepared, weights, pool, geometry, step.plan, want_margin=want_margin
+            query,
+            weights,
+            step.pool(self.part),
+            geometry,
+            step.plan,
+            want_margin=want_margin,
         )
         keys = selection.keys if tap is None else tap.index(self.layer, selection)
         return keys, RowTensor(sparse.axis, selection.nan_rows)

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from gnomon.attention.geometry import RowSubset, RowTensor
 from gnomon.attention.indices import KeySet
+from gnomon.attention.ops.fusions import IndexEntry, LatentEntry
 from gnomon.attention.plan import ContextChunk
 from gnomon.attention.step import AttentionStep
 from gnomon.models.config import ModelConfig
@@ -98,23 +99,37 @@ class LatentAttention:
         q_latent = step.ops.rms_norm(q_raw, self.q_a_norm, self.latent_eps)
         return SharedInput(q_latent, step.ops), kv_raw
 
-    def write(self, kv_raw: Tensor, rotations: Rotations, step: AttentionStep) -> None:
-        """Write the latents of the step's tokens to the cache."""
-        raw = step.on_write_axis(RowTensor(step.geometry.rows, kv_raw))
-        pool, writes = step.pool(self.part), step.geometry.writes["tokens"]
-        step.ops.latent_write(raw, self.kv_a_norm, self.latent_eps, rotations.key, pool, writes)
+    def entry(self, kv_raw: Tensor, rotations: Rotations, step: AttentionStep) -> LatentEntry:
+        """What the step's tokens write to the cache."""
+        return LatentEntry(
+            raw=step.on_write_axis(RowTensor(step.geometry.rows, kv_raw)),
+            norm_weight=self.kv_a_norm,
+            eps=self.latent_eps,
+            rope=rotations.key,
+            pool=step.pool(self.part),
+            writes=step.geometry.writes["tokens"],
+        )
 
-    def attend(
-        self, q_latent: SharedInput, keys: KeySet | None, rotations: Rotations, step: AttentionStep
-    ) -> Tensor:
+    def prepare(
+        self,
+        q_latent: SharedInput,
+        entries: tuple[LatentEntry, IndexEntry | None],
+        rotations: Rotations,
+        step: AttentionStep,
+    ) -> tuple[Query, RowTensor | None]:
+        """Write the cache's entries; queries of all rows, index queries where there are any."""
+        rows = step.geometry.rows
+        heads = self.q_b(q_latent, step.ops).view(rows.num_rows, self.num_heads, -1)
+        nope, rope = heads[..., : self.nope_dim], heads[..., self.nope_dim :]
+        turned, index_query = step.ops.prepare_attention(rope, rotations.query, *entries)
+        return Query(RowTensor(rows, nope), RowTensor(rows, turned)), index_query
+
+    def attend(self, query: Query, keys: KeySet | None, step: AttentionStep) -> Tensor:
         """[R, D]: every row over its own keys, by the route that the plan gave its request.
 
         ``keys`` are on ``plan.sparse.axis``; None where no row is SPARSE.
         """
         rows, plan = step.geometry.rows, step.plan
-        heads = self.q_b(q_latent, step.ops).view(rows.num_rows, self.num_heads, -1)
-        rope = step.ops.rope(heads[..., self.nope_dim :], rotations.query)
-        query = Query(RowTensor(rows, heads[..., : self.nope_dim]), RowTensor(rows, rope))
         parts: list[tuple[RowSubset, RowTensor]] = []
         if plan.sparse is not None and keys is not None:
             parts.append((plan.sparse, self._attend_sparse(query.take(plan.sparse), keys, step)))

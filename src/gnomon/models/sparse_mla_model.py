@@ -19,12 +19,13 @@ from torch.nn import functional as F
 
 from gnomon.attention.geometry import RowTensor, require_axis
 from gnomon.attention.indices import KeySet
+from gnomon.attention.ops.operators import Operators
 from gnomon.attention.step import AttentionStep
 from gnomon.models.config import ModelConfig
 from gnomon.models.feed_forward import DenseFeedForward, MixtureOfExperts
 from gnomon.models.indexer import Indexer
 from gnomon.models.linear import Param, SharedInput, tensor
-from gnomon.models.mla import LatentAttention
+from gnomon.models.mla import LatentAttention, Query
 from gnomon.models.rotation import Rotations, rope_table
 
 
@@ -60,6 +61,17 @@ class DecoderLayer:
             else MixtureOfExperts.of(params, layer, config),
         )
 
+    def prepare(
+        self, h: SharedInput, rotations: Rotations, step: AttentionStep
+    ) -> tuple[Query, RowTensor | None]:
+        """Write the layer's cache entries; queries of all rows, index queries of SPARSE rows."""
+        q_latent, kv_raw = self.attention.enter(h, step)
+        latent = self.attention.entry(kv_raw, rotations, step)
+        index = None
+        if self.indexer is not None:
+            index = self.indexer.entry(h, q_latent, rotations, step)
+        return self.attention.prepare(q_latent, (latent, index), rotations, step)
+
 
 class SparseMlaModel:
     """A model ready to run; immutable after construction."""
@@ -87,21 +99,21 @@ class SparseMlaModel:
         require_axis(rows, token_ids=token_ids)
         rotations = Rotations.of_step(self.rope_table, step, self.config)
         x = self.embedding.index_select(0, token_ids.data)
+        delta: Tensor | None = None  # what the last block adds to x
         keys: KeySet | None = None
         faults: list[RowTensor] = []
         for number, layer in enumerate(self.layers):
             ops.begin_layer(number)
-            h = SharedInput(ops.rms_norm(x, layer.input_norm, eps), ops)
-            q_latent, kv_raw = layer.attention.enter(h, step)
-            layer.attention.write(kv_raw, rotations, step)
-            if layer.indexer is not None:
-                keys, nan_rows = layer.indexer.select(h, q_latent, rotations, step)
+            x, normed = _normed(ops, x, delta, layer.input_norm, eps)
+            h = SharedInput(normed, ops)
+            query, index_query = layer.prepare(h, rotations, step)
+            if layer.indexer is not None and index_query is not None:
+                keys, nan_rows = layer.indexer.select(h, index_query, step)
                 faults += [nan_rows] if nan_rows is not None else []
-            x = x + layer.attention.attend(q_latent, keys, rotations, step)
-            x = x + layer.feed_forward(
-                SharedInput(ops.rms_norm(x, layer.post_norm, eps), ops), step
-            )
-        hidden = ops.rms_norm(x, self.final_norm, eps)
+            delta = layer.attention.attend(query, keys, step)
+            x, normed = ops.add_rms_norm(x, delta, layer.post_norm, eps)
+            delta = layer.feed_forward(SharedInput(normed, ops), step)
+        _, hidden = _normed(ops, x, delta, self.final_norm, eps)
         return ForwardOutput(RowTensor(rows, hidden), _any_fault(step, faults))
 
     @torch.inference_mode()
@@ -109,6 +121,15 @@ class SparseMlaModel:
         """[M, V] float32 (float64 for a float64 model) of hidden rows [M, D]."""
         logits = F.linear(hidden, self.head)
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+def _normed(
+    ops: Operators, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """The residual stream with what is still to be added, and its norm."""
+    if delta is None:
+        return x, ops.rms_norm(x, weight, eps)
+    return ops.add_rms_norm(x, delta, weight, eps)
 
 
 def _any_fault(step: AttentionStep, faults: list[RowTensor]) -> RowTensor:

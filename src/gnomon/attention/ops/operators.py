@@ -21,7 +21,9 @@ from gnomon.attention.block_fp8 import BlockFp8Weight, Fp8Rows
 from gnomon.attention.geometry import Geometry, PageTable, RowTensor, WriteSlots, require_axis
 from gnomon.attention.indices import KeySet
 from gnomon.attention.layouts.base import PagedPool
+from gnomon.attention.ops import fusions
 from gnomon.attention.ops.attend import attend_key_set
+from gnomon.attention.ops.fusions import IndexEntry, LatentEntry
 from gnomon.attention.ops.select import select_keys
 from gnomon.attention.ops.values import AttentionOut, IndexTransform, RopeRows, Selection
 from gnomon.attention.plan import StepPlan
@@ -37,15 +39,15 @@ class Operators:
         self,
         kernels: Mapping[str, Kernel],
         providers: Mapping[str, str] | None = None,
-        fusions: Mapping[str, Kernel] | None = None,
+        fused: Mapping[str, Kernel] | None = None,
     ) -> None:
         """``providers``: operator to the name of whom its kernel is from, where that is known.
 
-        ``fusions``: kernels that stand for several operators (ops/fusions.py); none: the parts.
+        ``fused``: kernels that stand for several operators (ops/fusions.py); none: the parts.
         """
         self.kernels: Mapping[str, Kernel] = dict(kernels)
         self.providers: Mapping[str, str] = dict(providers or {})
-        self.fusions: Mapping[str, Kernel] = dict(fusions or {})
+        self.fusions: Mapping[str, Kernel] = dict(fused or {})
         self._rms_norm: Callable[[Tensor, Tensor, float], Tensor] = kernels["rms_norm"]
         self._layer_norm: Callable[[Tensor, Tensor, Tensor, float], Tensor] = kernels["layer_norm"]
         self._rope: Callable[[Tensor, RopeRows], Tensor] = kernels["rope"]
@@ -79,6 +81,21 @@ class Operators:
                 f"'{rows.axis.label}' of {rows.axis.num_rows}"
             )
         return self._rope(x, rows)
+
+    def add_rms_norm(
+        self, x: Tensor, delta: Tensor, weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        """(x + delta, its rms_norm): a residual and the norm that reads it."""
+        return fusions.add_rms_norm(self, x, delta, weight, eps)
+
+    def prepare_attention(
+        self, q_rope: Tensor, rope: RopeRows, latent: LatentEntry, index: IndexEntry | None
+    ) -> tuple[Tensor, RowTensor | None]:
+        """latent_write, index_prepare (if there is an ``index``) and rope of q_rope [R, H, D_r].
+
+        Returns (q_rope turned, index queries turned).
+        """
+        return fusions.prepare_attention(self, q_rope, rope, latent, index)
 
     def latent_write(
         self,
