@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -121,11 +122,13 @@ def test_stored_fp32_meets_bf16_queries_and_stored_bf16_fp32_ones() -> None:
         agree(attention.KERNELS["sparse_mla"](*arguments), arguments, dtype)
 
 
-@pytest.mark.parametrize("splits", [Splits(2), Splits(3), Splits(4, 16), Splits(8, 16)])
-def test_splits_add_up(splits: Splits) -> None:
+@pytest.mark.parametrize("reads_ahead", [False, True])
+@pytest.mark.parametrize("splits", [Splits(1), Splits(3), Splits(4, 16), Splits(8, 16)])
+def test_splits_add_up(splits: Splits, reads_ahead: bool) -> None:
     counts = [60, 0, 1, 16, 17, 33]
     arguments = draw(PlainLayout(F32, 24), (3, 16, 8), counts, F32)
-    agree(ListCall(*arguments).run(HALF_TILE, splits), arguments, F32)
+    tile = replace(HALF_TILE, reads_ahead=reads_ahead)
+    agree(ListCall(*arguments).run(tile, splits), arguments, F32)
 
 
 def test_views_and_int32_slots_are_read_where_they_lie() -> None:

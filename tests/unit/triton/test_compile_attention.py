@@ -29,7 +29,7 @@ def lists(
     """attend_lists with a tile (heads, keys, warps, stages)."""
     heads, keys, num_warps, num_stages = tile
     constants = SHAPE | {"H": heads, "BH": heads, "BN": keys, "STAGES": num_stages}
-    constants |= {"IS_SPLIT": is_split, "NATIVE": arch >= 89}
+    constants |= {"IS_SPLIT": is_split, "NATIVE": arch >= 89, "READS_AHEAD": False}
     constants |= {"GROUPS": 4, "WIDTH": 656} if is_packed else {"GROUPS": 0, "WIDTH": 576}
     signature = LISTS | dict.fromkeys(constants, "constexpr")
     signature |= {"entries": "*u8" if is_packed else "*bf16"}

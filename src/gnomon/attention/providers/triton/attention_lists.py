@@ -159,7 +159,7 @@ def attend_lists(
     H: tl.constexpr, DC: tl.constexpr, DR: tl.constexpr, DCP: tl.constexpr, DRP: tl.constexpr,
     GROUPS: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr, NATIVE: tl.constexpr,
     BH: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr,
-    IS_SPLIT: tl.constexpr, SPLIT_KEYS: tl.constexpr,
+    IS_SPLIT: tl.constexpr, SPLIT_KEYS: tl.constexpr, READS_AHEAD: tl.constexpr,
 ):  # fmt: skip
     """Attend a split of a row's list with BH heads; ``scale`` is in base 2 (times log2 e).
 
@@ -203,10 +203,19 @@ def attend_lists(
     largest = tl.full([BH], LEAST, tl.float32)
     total = tl.zeros([BH], tl.float32)
     acc = tl.zeros([BH, DCP], tl.float32)
+    if READS_AHEAD:
+        place = begin + tl.arange(0, BN)
+        upcoming = tl.load(listed + place * slots_column, mask=place < end, other=spare)
     for start in tl.range(begin, end, BN, num_stages=STAGES):
         place = start + tl.arange(0, BN)
         is_key = place < end
-        slot = tl.load(listed + place * slots_column, mask=is_key, other=spare).to(tl.int64)
+        if READS_AHEAD:
+            slot = upcoming
+            place += BN
+            upcoming = tl.load(listed + place * slots_column, mask=place < end, other=spare)
+            slot = slot.to(tl.int64)
+        else:
+            slot = tl.load(listed + place * slots_column, mask=is_key, other=spare).to(tl.int64)
         latents = load_latents(
             entries, slot, page_stride, DC, DCP, GROUPS, WIDTH, PAGE, NATIVE, DTYPE
         )

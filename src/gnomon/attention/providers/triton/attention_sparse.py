@@ -144,7 +144,8 @@ class ListCall:
             PAGE=0 if self.pool.is_contiguous else self.pool.page_size,
             NATIVE=has_native_fp8(self.q_latent.device),
             BH=tile.heads, BN=tile.keys, STAGES=tile.num_stages,
-            IS_SPLIT=splits.number > 1, SPLIT_KEYS=splits.keys, num_warps=tile.num_warps,
+            IS_SPLIT=splits.number > 1, SPLIT_KEYS=splits.keys,
+            READS_AHEAD=tile.reads_ahead, num_warps=tile.num_warps,
         )  # fmt: skip
 
 

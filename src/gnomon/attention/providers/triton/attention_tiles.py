@@ -23,13 +23,17 @@ LARGEST_ACCUMULATOR = 64 * 512  # numbers of fp32 in the registers of 8 warps
 
 @dataclass(frozen=True, slots=True)
 class ListTile:
-    """Heads and keys of a block, how it is compiled, and how many fit on one processor."""
+    """Heads and keys of a block, how it is compiled, and how many fit on one processor.
+
+    ``reads_ahead``: the next turn's slots are read a turn before their entries are asked for.
+    """
 
     heads: int
     keys: int
     num_warps: int
     num_stages: int
     per_processor: int = 1
+    reads_ahead: bool = False
 
 
 def choose_tile(
