@@ -114,17 +114,21 @@ def _value(spec: FlagSpec, given: Any) -> Any:
 
 def refuse_foreign_flags(arguments: Sequence[str]) -> None:
     """ConfigError for the first flag of another engine that has no such name here."""
+    own = OWN_FLAGS.get(arguments[0], ()) if arguments else ()
     for argument in arguments:
         name = argument.partition("=")[0]
         hint = FOREIGN_FLAGS.get(name)
-        if hint is not None:
+        if hint is not None and name not in own:
             raise ConfigError(f"{name} is not a flag of gnomon: {hint}.")
 
 
 _ONE_DEVICE = "this version runs on one device; leave it out"
 _UNPARSED = "tool calls and thoughts are not parsed yet; the text arrives as it is"
 _FOLDERS = "nothing is downloaded; give the folder of the model"
-_IN_TIME = "graphs and compilation do not exist yet; leave it out"
+_NO_COMPILER = "nothing is compiled but kernels; leave it out"
+
+OWN_FLAGS: Final[Mapping[str, tuple[str, ...]]] = {"plan": ("--tp",)}
+"""Flags of one command that are foreign to the others."""
 
 FOREIGN_FLAGS: Final[Mapping[str, str]] = {
     "--trust-remote-code": "no code of a checkpoint is ever run; leave it out",
@@ -148,9 +152,9 @@ FOREIGN_FLAGS: Final[Mapping[str, str]] = {
     "--enable-log-requests": "use --log-requests",
     "--chat-template": "the model's own chat format is used; leave it out",
     "--guided-decoding-backend": "output cannot be constrained yet; leave it out",
-    "--compilation-config": _IN_TIME,
-    "-O": _IN_TIME,
-    "--cuda-graph-sizes": _IN_TIME,
+    "--compilation-config": _NO_COMPILER,
+    "-O": _NO_COMPILER,
+    "--cuda-graph-sizes": "sizes of graphs follow from --max-num-seqs; leave it out",
     "--config": "configuration files are not read; give flags",
     "--uvicorn-log-level": "use --log-level",
     "--ssl-keyfile": "put a proxy in front that speaks TLS",
