@@ -81,7 +81,7 @@ def sparse_mla_fixed(
     num_rows, num_heads, width = q_latent.shape
     tile = tile_of(q_latent, pool)
     number = max(1, -(-slots.shape[1] // FIXED_SPLIT_KEYS))
-    splits = Splits(number, FIXED_SPLIT_KEYS)
+    splits = Splits(number, FIXED_SPLIT_KEYS) if number > 1 else Splits(1)
     row_bytes = number * num_heads * (width + 1) * 4
     block = num_rows if number == 1 else max(1, FIXED_SCRATCH_BYTES // row_bytes)
     if num_rows <= block:
