@@ -1,0 +1,101 @@
+"""Measured orders of providers, as data and out of results."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from gnomon.attention.dispatch import KernelSet, OpNeed, Requirement, choose
+from gnomon.attention.providers.ranking import MEASURED, Measured, fastest, table_of
+from gnomon.attention.routes import AttentionDims
+
+NEED = OpNeed(
+    device="cuda",
+    dtype=torch.bfloat16,
+    dims=AttentionDims(16, 512, 128, 64, 128, 2048, 64, 128),
+    latent_layout="bf16_576",
+    index_layout="index_k_132",
+    phase="decode",
+    capability=(9, 0),
+)
+TABLE = (
+    Measured("sparse_mla", "decode", "bf16_576", 16, ("b", "a"), "few heads"),
+    Measured("sparse_mla", "decode", "bf16_576", 128, ("a", "b"), "many heads"),
+    Measured("index_scores", "decode", None, 64, ("c",), "scores"),
+)
+
+
+def heads(number: int) -> OpNeed:
+    assert NEED.dims is not None
+    return replace(NEED, dims=replace(NEED.dims, num_heads=number))
+
+
+@pytest.mark.parametrize(
+    ("number", "source"),
+    [(8, "few heads"), (20, "few heads"), (64, "many heads"), (128, "many heads")],
+)
+def test_the_nearest_measured_number_of_heads_decides(number: int, source: str) -> None:
+    assert fastest("sparse_mla", heads(number), TABLE)[1] == source
+
+
+@pytest.mark.parametrize(
+    "need",
+    [
+        replace(NEED, phase="prefill"),
+        replace(NEED, phase=None),
+        replace(NEED, capability=(8, 0)),
+        replace(NEED, capability=None),
+        replace(NEED, latent_layout="fp8_ds_mla_656"),
+    ],
+)
+def test_a_measurement_holds_for_its_phase_gpu_and_layout_alone(need: OpNeed) -> None:
+    assert fastest("sparse_mla", need, TABLE) == ((), "")
+
+
+def test_a_measurement_without_a_layout_holds_for_all() -> None:
+    assert fastest("index_scores", NEED, TABLE) == (("c",), "scores")
+    assert fastest("topk", NEED, TABLE) == ((), "")
+
+
+def provider(name: str, rank: int, requirement: Requirement | None = None) -> KernelSet:
+    return KernelSet(name, rank, {"sparse_mla": print}, requirement or Requirement())
+
+
+def test_measured_orders_go_before_ranks_and_ability_before_both() -> None:
+    ranked = (provider("a", 1), provider("b", 2), provider("z", 0))
+
+    def by_table(op: str, need: OpNeed) -> tuple[tuple[str, ...], str]:
+        return fastest(op, need, TABLE)
+
+    choice = choose("sparse_mla", NEED, ranked, ranking=by_table)
+    assert (choice.provider.name, choice.reason) == ("b", "few heads")
+    assert choice.rejected == (("a", "ranked after b"), ("z", "ranked after b"))
+    choice = choose("sparse_mla", replace(NEED, phase="prefill"), ranked, ranking=by_table)
+    assert (choice.provider.name, choice.reason) == ("z", "first in rank of those that can")
+    cannot = (provider("b", 0, Requirement(devices=frozenset({"cpu"}))), provider("z", 1))
+    choice = choose("sparse_mla", NEED, cannot, ranking=by_table)
+    assert (choice.provider.name, choice.reason) == ("z", "first in rank of those that can")
+    assert choose("sparse_mla", NEED, ranked, "z", by_table).reason == "forced"
+
+
+def row(name: str, microseconds: float, shape: str = "", num_heads: int = 16) -> dict[str, object]:
+    held = {"op": "sparse_mla", "phase": "decode", "layout": "bf16_576", "num_heads": num_heads}
+    return {**held, "provider": name, "us": microseconds, "shape": shape}
+
+
+def test_results_become_a_table() -> None:
+    rows = [row("slow", 9.0, "b1"), row("quick", 2.0, "b1"), row("slow", 9.0, "b64")]
+    rows += [row("quick", 30.0, "b64"), row("partial", 0.1, "b1"), row("only", 5.0, num_heads=64)]
+    # Geometric means: 9 and 7.7; an arithmetic one would prefer the other.
+    assert table_of(rows, "a file") == (
+        Measured("sparse_mla", "decode", "bf16_576", 16, ("quick", "slow"), "a file"),
+        Measured("sparse_mla", "decode", "bf16_576", 64, ("only",), "a file"),
+    )
+
+
+def test_the_table_names_each_class_once() -> None:
+    keys = [(m.op, m.phase, m.layout, m.num_heads, m.capability) for m in MEASURED]
+    assert len(set(keys)) == len(keys)
+    assert all(m.order and m.source for m in MEASURED)
