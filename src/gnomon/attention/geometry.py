@@ -224,13 +224,12 @@ def build_geometry(
         )
         if q
     )
-
     arrays = [query, kv, request, position, position + 1]
     for group, pages in page_tables.items():
         if not isinstance(pages, PageTable):
             padded = pad_pages(group, pages, len(query))
-            sizes = (page_size, tokens_per_entry)
-            arrays += [padded, host_write_slots(group, sizes, padded, request, position)]
+            at = (padded, request, position)
+            arrays += [padded, host_write_slots(group, (page_size, tokens_per_entry), *at)]
     placed = iter(upload(arrays, device))
     requests = RequestAxis(next(placed), next(placed), host)
     rows = RowAxis(next(placed), next(placed), next(placed), num_rows, spans, label)
