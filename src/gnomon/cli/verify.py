@@ -1,16 +1,21 @@
-"""`gnomon verify`: put the laws to the test, here, with this model.
+"""`gnomon verify`: put the laws to the test, here, with this model; or compare two sides.
 
-In:  a model and flags (VerifySettings).
-Out: a table: law, cases, worst difference, ties, verdict; with --json a file that says more. Exit
-     code 0 if every law passed, 1 if one failed, 3 if none failed but some could not be run.
-Not here: the laws (gnomon.verify).
+In:  a model and flags (VerifySettings); with --arm twice, two configurations of the engine; with
+     --against, a running server.
+Out: a table: law, cases, worst difference, ties, verdict; or prompt by prompt: equal, a tie, or the
+     first difference with its margin. With --json a file that says more. Exit code 0 if every law
+     passed and no prompt differs, 1 if not, 3 if none failed but some laws could not be run, or
+     had not enough cases when the time was up.
+Not here: the laws (gnomon.verify), tables (verify_tables.py).
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -18,20 +23,46 @@ from gnomon.cli.flags import with_flags
 from gnomon.errors import ConfigError
 from gnomon.verify.settings import VerifySettings
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from gnomon.verify.result import LawResult
-    from gnomon.verify.run import Report
-
 EXAMPLES = """\b
 Examples:
   gnomon verify                                    the small built-in model, all laws
   gnomon verify random:glm_moe_dsa --prompts 300 --json glm.json
   gnomon verify --minutes 5                        ever other prompts for five minutes
+  gnomon verify random:deepseek_v32 --kv-layout fp8_ds_mla_656
   gnomon verify /models/GLM-5 --laws routes,chunks,prefixes
+  gnomon verify --arm cp=4 --arm cp=1              four simulated ranks = one
+  gnomon verify --against http://localhost:8000    a running server = this engine
   gnomon verify --list                             the laws, in one sentence each
 """
+
+Arms = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--arm",
+        metavar="KEY=VALUE,...",
+        help="One of two engine configurations to compare, prompt by prompt; give it twice.",
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Sides:
+    """What is to be compared, if anything: two arms, or a server."""
+
+    arms: Sequence[str]
+    url: str | None
+    model: str | None
+    api_key: str | None
+    tolerance: float | None
+
+    def check(self) -> None:
+        """Refuse what would be ignored."""
+        if self.tolerance is not None and not self.tolerance > 0:
+            raise ConfigError(f"tolerance is {self.tolerance}: it has to be above 0.")
+        if self.tolerance is not None and not (self.arms or self.url):
+            raise ConfigError("--tolerance is for --arm and --against; laws have their own.")
+        if self.model is not None and self.url is None:
+            raise ConfigError("--against-model is for --against: give the server's URL.")
 
 
 def register(app: typer.Typer) -> None:
@@ -48,29 +79,76 @@ def verify(
         Path | None, typer.Option("--json", metavar="FILE", help="Write the report here too.")
     ] = None,
     lists_laws: Annotated[bool, typer.Option("--list", help="Print the laws and end.")] = False,
+    arms: Arms = None,
+    against: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Compare with this server, by tokens and logprobs."),
+    ] = None,
+    against_model: Annotated[
+        str | None, typer.Option(help="The model's name there; not given: the first one listed.")
+    ] = None,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="GNOMON_API_KEY", help="The server's key.")
+    ] = None,
+    tolerance: Annotated[
+        float | None,
+        typer.Option(help="What two sides may differ by; not given: by their precision."),
+    ] = None,
     *,
     settings: VerifySettings,
 ) -> None:
     """Check gnomon against transformers and against itself, on this machine."""
-    from gnomon.cli.law_display import LawDisplay
-    from gnomon.verify.laws import LAWS
-    from gnomon.verify.run import run_laws
-
     if lists_laws:
-        width = max(len(law.name) for law in LAWS)
-        for law in LAWS:
-            print(f"{law.name:<{width}}  {law.sentence}")
+        _print_list()
         return
     settings = _with_model(settings, model_argument)
     if json_file is not None and not json_file.absolute().parent.is_dir():
         raise ConfigError(f"--json is {str(json_file)!r}: there is no folder of that name.")
+    sides = Sides(tuple(arms or ()), against, against_model, api_key, tolerance)
+    sides.check()
+    is_comparison = bool(sides.arms) or sides.url is not None
+    status, values = _compare(settings, sides) if is_comparison else _run_laws(settings)
+    if json_file is not None:
+        text = json.dumps(values, indent=2, ensure_ascii=False)
+        json_file.write_text(text + "\n", encoding="utf-8")
+    raise typer.Exit(status)
+
+
+def _print_list() -> None:
+    from gnomon.verify.laws import LAWS
+
+    width = max(len(law.name) for law in LAWS)
+    for law in LAWS:
+        print(f"{law.name:<{width}}  {law.sentence}")
+
+
+def _run_laws(settings: VerifySettings) -> tuple[int, dict[str, object]]:
+    """(exit status, the report as plain values)."""
+    from gnomon.cli.law_display import LawDisplay
+    from gnomon.cli.verify_tables import print_laws
+    from gnomon.verify.run import run_laws
+
     with LawDisplay(settings.minutes) as display:
         report = run_laws(settings, display.report, display.begin_round)
-    _print(report)
-    if json_file is not None:
-        text = json.dumps(report.as_json(), indent=2, ensure_ascii=False)
-        json_file.write_text(text + "\n", encoding="utf-8")
-    raise typer.Exit(report.exit_status)
+    print_laws(report)
+    return report.exit_status, report.as_json()
+
+
+def _compare(settings: VerifySettings, sides: Sides) -> tuple[int, dict[str, object]]:
+    """The same for two sides."""
+    from gnomon.cli.law_display import LawDisplay
+    from gnomon.cli.verify_tables import print_comparison
+    from gnomon.verify.against_server import CompletionServer
+    from gnomon.verify.comparison import run_against, run_arms
+
+    with LawDisplay() as display:
+        if sides.url is None:
+            report = run_arms(settings, sides.arms, sides.tolerance, display.report)
+        else:
+            server = CompletionServer(sides.url, sides.model, sides.api_key)
+            report = run_against(settings, server, sides.arms, sides.tolerance, display.report)
+    print_comparison(report)
+    return report.exit_status, report.as_json()
 
 
 def _with_model(settings: VerifySettings, model: str | None) -> VerifySettings:
@@ -80,54 +158,3 @@ def _with_model(settings: VerifySettings, model: str | None) -> VerifySettings:
     if settings.model not in (None, model):
         raise ConfigError(f"MODEL is {model!r} and --model is {settings.model!r}: give one.")
     return VerifySettings.of(**{**settings.given(), "model": model})
-
-
-def _print(report: Report) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console()
-    table = Table(title=f"laws of {report.model}", title_justify="left", title_style="bold")
-    table.add_column("law", overflow="fold")
-    for name in ("cases", "worst difference", "ties"):
-        table.add_column(name, justify="right")
-    table.add_column("verdict")
-    for result in report.results:
-        table.add_row(
-            result.sentence, str(result.cases), _worst(result), _ties(result), str(result.verdict)
-        )
-    console.print(table, markup=False)
-    for condition in report.conditions:
-        console.print(condition, highlight=False, markup=False)
-    for result in report.results:
-        _print_remarks(console, result)
-    verdict = report.as_json()["verdict"]
-    console.print(f"{verdict}: {report.seconds:.0f} s", highlight=False, markup=False)
-
-
-def _print_remarks(console: Console, result: LawResult) -> None:
-    """What the table has no room for: rounds, conditions, failures."""
-    from gnomon.verify.result import Verdict
-
-    rounds = f"{result.rounds} rounds" if result.rounds > 1 else ""
-    absent = result.verdict is Verdict.NOT_APPLICABLE
-    detail = f"not applicable: {result.detail}" if absent else result.detail
-    if rounds or detail:
-        text = "; ".join(part for part in (rounds, detail) if part)
-        console.print(f"{result.law}: {text}", highlight=False, markup=False)
-    for failure in result.failures:
-        console.print(f"{result.law} FAILED: {failure}", highlight=False, markup=False)
-    hidden = result.num_failures - len(result.failures)
-    if hidden > 0:
-        console.print(f"{result.law}: and {hidden} failures more", highlight=False, markup=False)
-
-
-def _worst(result: LawResult) -> str:
-    return f"{result.worst:.2g} {result.unit}" if result.unit and result.cases else ""
-
-
-def _ties(result: LawResult) -> str:
-    """Cases whose tokens were a tie; and of the choices, if any was."""
-    if not result.choice_ties:
-        return str(result.ties)
-    return f"{result.ties} ({result.choice_ties} of {result.choices} choices)"

@@ -78,11 +78,22 @@ class Context:
         progress: Progress | None = None,
         handicap: Handicap | None = None,
         budget: TimeBudget | None = None,
+        layouts: Sequence[str] = (),
+        default_vocab_size: int | None = None,
     ) -> None:
+        """`layouts`: further ones that engines of this context will have.
+
+        `default_vocab_size`: of a random model that names none.
+        """
         self.settings = settings
-        self.widths = widths_for(settings.model, settings.hf_overrides, settings.kv_layout)
+        self.widths: dict[str, object] = {}
+        for layout in (settings.kv_layout, *layouts):
+            self.widths |= widths_for(settings.model, settings.hf_overrides, layout)
         self.overrides = {**self.widths, **settings.hf_overrides}
-        self.source: ModelSource = parse_model_spec(settings.model, overrides=self.overrides)
+        self._vocab_size = default_vocab_size
+        self.source: ModelSource = parse_model_spec(
+            settings.model, overrides=self.overrides, default_vocab_size=default_vocab_size
+        )
         self.budget = budget
         self.counted = Tally()
         self.sizes: Sizes = settings.sizes
@@ -170,7 +181,8 @@ class Context:
             "enforce_eager": True,
             "enable_prefix_caching": False,
         }
-        return survey(EngineConfig.of(**{**flags, **given, "hf_overrides": overrides}))
+        config = EngineConfig.of(**{**flags, **given, "hf_overrides": overrides})
+        return survey(config, self._vocab_size)
 
     def engine(self, arm: Arm | None = None) -> EngineCore:
         """A fresh engine with an empty cache; its cache's values pass over a tape if it rounds."""

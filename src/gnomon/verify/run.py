@@ -9,20 +9,12 @@ Not here: tables (cli/verify.py).
 
 from __future__ import annotations
 
-import os
-import platform
-import sys
 import time
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
-from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 import torch
 
-import gnomon
 from gnomon.verify.budget import Clock, TimeBudget
 from gnomon.verify.context import Context, Progress
 from gnomon.verify.law import Law
@@ -30,10 +22,10 @@ from gnomon.verify.laws import choose_laws
 from gnomon.verify.result import LawResult, Verdict
 from gnomon.verify.rounds import LawRun, RoundNotice, run_rounds
 from gnomon.verify.settings import VerifySettings
+from gnomon.verify.surroundings import surroundings
 
 FAILED = 1
 INCOMPLETE = 3  # 2 is a wrong command line
-PACKAGES = ("torch", "transformers", "numpy", "safetensors", "tokenizers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +35,7 @@ class Report:
     settings: VerifySettings
     model: str
     results: tuple[LawResult, ...]
-    date: str
-    command: str
-    versions: dict[str, str]
-    machine: dict[str, str]
+    surroundings: dict[str, Any]
     seconds: float
     conditions: tuple[str, ...] = ()  # of the model as it was run
 
@@ -69,13 +58,10 @@ class Report:
         return {
             "model": self.model,
             "verdict": {0: "pass", FAILED: "FAIL", INCOMPLETE: "incomplete"}[self.exit_status],
-            "date": self.date,
-            "command": self.command,
             "seconds": round(self.seconds, 1),
             "settings": {one.name: getattr(settings, one.name) for one in fields(settings)},
             "sizes": asdict(settings.sizes),
-            "versions": self.versions,
-            "machine": self.machine,
+            **self.surroundings,
             "conditions": list(self.conditions),
             "laws": [result.as_json() for result in self.results],
         }
@@ -100,10 +86,7 @@ def run_laws(
         settings=settings,
         model=context.source.label,
         results=results,
-        date=datetime.now(UTC).isoformat(timespec="seconds"),
-        command=" ".join(["gnomon", *_arguments(sys.argv)]),
-        versions=_versions(),
-        machine=_machine(),
+        surroundings=surroundings(),
         seconds=time.monotonic() - began,
         conditions=_conditions(context),
     )
@@ -125,37 +108,3 @@ def _conditions(context: Context) -> tuple[str, ...]:
         fields = ", ".join(f"{name} = {value}" for name, value in context.widths.items())
         found.append(f"random weights drawn for {context.settings.kv_layout}: {fields}")
     return tuple(found)
-
-
-def _arguments(argv: Sequence[str]) -> list[str]:
-    """The command line after the program's name."""
-    return list(argv[1:])
-
-
-def _versions() -> dict[str, str]:
-    found = {"gnomon": gnomon.__version__, "python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "not installed"
-    return found
-
-
-def _machine() -> dict[str, str]:
-    return {
-        "platform": platform.platform(),
-        "cpu": _cpu_name(),
-        "cores": str(os.cpu_count()),
-        "torch threads": str(torch.get_num_threads()),
-        "device": "cuda" if torch.cuda.is_available() else "cpu",
-    }
-
-
-def _cpu_name() -> str:
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        return platform.processor()
-    names = [line.partition(":")[2].strip() for line in text.splitlines() if "model name" in line]
-    return names[0] if names else platform.processor()
