@@ -36,23 +36,21 @@ FEW_PLAIN = [
     ListTile(16, 64, 8, 2),
     ListTile(16, 64, 8, 2, reads_ahead=True),
     ListTile(16, 64, 4, 2),
-    ListTile(16, 64, 8, 3),
-    ListTile(16, 32, 4, 3),
-    ListTile(16, 32, 8, 3),
+    ListTile(16, 64, 8, 4),
+    ListTile(16, 32, 4, 2),
+    ListTile(16, 32, 4, 4),
+    ListTile(16, 32, 8, 4),
 ]
 FEW_PACKED = [
     ListTile(16, 64, 8, 2),
     ListTile(16, 64, 8, 2, reads_ahead=True),
     ListTile(16, 32, 4, 2),
     ListTile(16, 32, 4, 2, reads_ahead=True),
+    ListTile(16, 32, 4, 4),
     ListTile(16, 32, 8, 2),
-    ListTile(16, 32, 8, 3, reads_ahead=True),
+    ListTile(16, 32, 8, 4),
 ]
-MANY = [
-    ListTile(64, 64, 8, 2),
-    ListTile(64, 64, 8, 2, reads_ahead=True),
-    ListTile(64, 64, 8, 1, reads_ahead=True),
-]
+MANY = [ListTile(64, 64, 8, 2), ListTile(64, 64, 8, 2, reads_ahead=True)]
 MIDDLE = [ListTile(32, 64, 8, 2), ListTile(32, 64, 8, 2, reads_ahead=True), MANY[0]]
 DENSE = [DenseTile(128, 64, 8, 3), DenseTile(128, 128, 8, 2), DenseTile(128, 64, 8, 2)]
 DENSE += [DenseTile(64, 64, 4, 3), DenseTile(128, 64, 4, 3)]
