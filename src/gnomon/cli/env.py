@@ -31,6 +31,12 @@ PACKAGES = (
     "msgspec",
     "pyzmq",
     "openai",
+    # Libraries of kernels that gnomon can use (attention/providers/external).
+    "flash-mla",
+    "deep-gemm",
+    "flash-attn-3",
+    "flashinfer-python",
+    "vllm",
 )
 
 
@@ -69,6 +75,8 @@ def _software() -> dict[str, str]:
 def _hardware() -> dict[str, str]:
     import torch
 
+    from gnomon.attention.providers.external.places import cuda_home
+
     facts = {
         "cpu": _cpu_name(),
         "cpu cores": f"{len(os.sched_getaffinity(0))} usable of {os.cpu_count()}",
@@ -76,6 +84,7 @@ def _hardware() -> dict[str, str]:
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "not set"),
         "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.1f} GiB",
         "cuda of torch": torch.version.cuda or "none",
+        "cuda toolkit": str(cuda_home() or "none: DeepGEMM, which compiles with nvcc, cannot run"),
     }
     if not torch.cuda.is_available():
         return {**facts, "gpus": "none"}
