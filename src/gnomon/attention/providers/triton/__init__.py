@@ -9,15 +9,32 @@ Importing this package imports triton; `providers.builtin_providers` does so onl
 from __future__ import annotations
 
 from gnomon.attention.dispatch import KernelSet, Requirement
-from gnomon.attention.providers.triton import attention, cache, index, prepare, rows, topk
+from gnomon.attention.providers.triton import (
+    attention,
+    cache,
+    index,
+    linear,
+    moe,
+    prepare,
+    rows,
+    topk,
+)
 from gnomon.attention.providers.triton.language import DEVICES, DTYPES
 
 PROVIDER = KernelSet(
     name="triton",
     rank=20,
-    kernels={**attention.KERNELS, **cache.KERNELS, **index.KERNELS, **rows.KERNELS, **topk.KERNELS},
+    kernels={
+        **attention.KERNELS,
+        **cache.KERNELS,
+        **index.KERNELS,
+        **linear.KERNELS,
+        **moe.KERNELS,
+        **rows.KERNELS,
+        **topk.KERNELS,
+    },
     requirement=Requirement(devices=DEVICES, dtypes=DTYPES, can_capture=True, fixed_dtypes=DTYPES),
-    fixed={**attention.FIXED, **index.FIXED},
+    fixed={**attention.FIXED, **index.FIXED, **linear.FIXED, **moe.FIXED},
     variants={**index.VARIANTS},
     fusions={**prepare.FUSIONS, **rows.FUSIONS},
 )

@@ -1,0 +1,93 @@
+"""Products of quantised rows with block FP8 weights (W8A8).
+
+In:  codes [M, K] e4m3 and scales [M, groups] of rows, a weight's codes [N, K] and scales
+     [ceil(N / 128), ceil(K / 128)], the dtype of the result.
+Out: [M, N]. `linear_fp8_fixed`: bits of a row hang on that row alone.
+Few rows stream the weight: K is split where columns alone would leave processors idle, and the
+parts are added in order by a second kernel. Not here: tile sizes (tiles.py), the kernel
+(products.py), quantisation (linear_quantise.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import MappingProxyType
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from gnomon.attention.providers.triton import tiles
+from gnomon.attention.providers.triton.language import has_native_fp8
+from gnomon.attention.providers.triton.linear_quantise import (
+    as_operand,
+    quantise_rows,
+    silu_quantise,
+)
+from gnomon.attention.providers.triton.products import add_splits, multiply
+from gnomon.attention.providers.triton.tiles import Tile
+
+
+def linear_fp8(
+    x_codes: Tensor, x_scales: Tensor, codes: Tensor, scales: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """[M, N] of ``dtype``; x_codes [M, K], codes [N, K]."""
+    tile = tiles.linear_tile(x_codes.shape[0], codes.shape[0], codes.shape[1])
+    return run_linear((x_codes, x_scales), (codes, scales), dtype, tile)
+
+
+def linear_fp8_fixed(
+    x_codes: Tensor, x_scales: Tensor, codes: Tensor, scales: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """The same with one tile for every M."""
+    tile = tiles.fixed_linear_tile(codes.shape[0], codes.shape[1])
+    return run_linear((x_codes, x_scales), (codes, scales), dtype, tile)
+
+
+def run_linear(
+    x: tuple[Tensor, Tensor], weight: tuple[Tensor, Tensor], dtype: torch.dtype, tile: Tile
+) -> Tensor:
+    """The product with given tile sizes (for tuning and tests)."""
+    x_codes, x_scales = x
+    codes, scales = weight
+    num_rows, num_columns, width = x_codes.shape[0], codes.shape[0], codes.shape[1]
+    out = torch.empty(num_rows, num_columns, dtype=dtype, device=codes.device)
+    if out.numel() == 0:
+        return out
+    into = out
+    if tile.splits > 1:
+        shape = (tile.splits, num_rows, num_columns)
+        into = torch.empty(shape, dtype=torch.float32, device=codes.device)
+    is_native = has_native_fp8(codes.device)
+    num_m = triton.cdiv(num_rows, tile.rows)
+    grid = (num_m * triton.cdiv(num_columns, tile.columns), tile.splits)
+    multiply[grid](
+        as_operand(x_codes, is_native), x_scales, as_operand(codes, is_native), scales,
+        x_scales, into, x_scales, x_scales, x_scales, x_scales,
+        num_rows, num_columns, width, num_m,
+        x_codes.stride(0), x_scales.stride(0), x_scales.stride(1),
+        0, codes.stride(0), 0, scales.stride(0),
+        num_rows * num_columns, num_columns, 0, 0,
+        1, tile.rows, tile.columns, tile.depth, tile.splits, tile.group, tile.rows < 64,
+        False, False, True, is_native, False, width % tile.depth == 0, False,
+        num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+    if tile.splits > 1:
+        block = 1024
+        add_splits[(num_rows, triton.cdiv(num_columns, block))](
+            into, out, num_rows, num_columns, tile.splits, block
+        )
+    return out
+
+
+KERNELS: MappingProxyType[str, Callable[..., Any]] = MappingProxyType(
+    {
+        "quantise_rows": quantise_rows,
+        "silu_quantise": silu_quantise,
+        "linear_fp8": linear_fp8,
+    }
+)
+FIXED: MappingProxyType[str, Callable[..., Any]] = MappingProxyType(
+    {"linear_fp8": linear_fp8_fixed}
+)

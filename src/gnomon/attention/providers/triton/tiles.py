@@ -1,0 +1,115 @@
+"""Tile sizes of matrix products, by shape: measured on an H200 where a shape was measured.
+
+In:  rows of a product, its widths, whether weights are FP8, how many experts share the rows.
+Out: a Tile, or one for each product of a mixture. `fixed_*`: a tile that the number of rows has no
+     part in, so that a row's bits hang on the row alone, whatever runs beside it.
+Not here: launching (linear.py, moe.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from gnomon.attention.providers.triton.language import padded
+
+SM_COUNT = 132  # of an H200; only a choice hangs on it
+WIDEST_GROUP = 1 << 20  # all row blocks before the next column tile
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """rows × columns of one program, K per step, splits of K, launch parameters.
+
+    ``group``: row blocks that pass over all column tiles together, for the L2 cache.
+    """
+
+    rows: int
+    columns: int
+    depth: int
+    splits: int = 1
+    warps: int = 4
+    stages: int = 4
+    group: int = WIDEST_GROUP
+
+
+@dataclass(frozen=True, slots=True)
+class MoeTiles:
+    """Tiles of the two grouped products; their rows are the same.
+
+    ``is_split``: gate and up are columns of one product, activated by a launch of its own.
+    """
+
+    fused: Tile
+    down: Tile
+    is_split: bool = False
+
+
+def depth_of(is_fp8: bool, itemsize: int, width: int) -> int:
+    """Columns of x in one step: one scale group of FP8, 128 bytes of others."""
+    if is_fp8:
+        return 128
+    return min(128 // itemsize, padded(width, 16))
+
+
+def linear_tile(num_rows: int, num_columns: int, width: int) -> Tile:
+    """For x [num_rows, width] and an FP8 weight [num_columns, width]."""
+    if num_rows <= 128:
+        rows = padded(num_rows, 16)
+        return _streaming(rows, num_columns, width)
+    return Tile(128, 128, 128, warps=8, stages=4, group=16)
+
+
+def fixed_linear_tile(num_columns: int, width: int) -> Tile:
+    """One tile for every number of rows."""
+    return Tile(64, 128, 128, splits=_splits(-(-num_columns // 128), width), warps=4, stages=4)
+
+
+def _streaming(rows: int, num_columns: int, width: int) -> Tile:
+    """Few rows: weights pass once, so all processors have to be busy reading them."""
+    columns = 128 if num_columns >= 128 * SM_COUNT else 64
+    splits = _splits(-(-num_columns // columns), width)
+    return Tile(rows, columns, 128, splits=splits, warps=4, stages=5)
+
+
+def _splits(num_tiles: int, width: int) -> int:
+    """Parts of K that bring the programs near the number of processors."""
+    wanted = max(1, (SM_COUNT + num_tiles // 2) // num_tiles)
+    return max(1, min(wanted, 8, width // 1024))
+
+
+def moe_tiles(num_pairs: int, down: Tensor, is_fp8: bool) -> MoeTiles:
+    """For pairs of rows and experts; ``down`` [E, D, I]."""
+    num_experts, _, width = down.shape
+    named = max(1, min(num_experts, num_pairs))
+    rows = min(128, padded(-(-num_pairs // named), 16))
+    programs = named * -(-width // 128)
+    # Few experts of few columns: finer tiles keep processors busy, at the price of one more launch.
+    is_split = is_fp8 and rows == 16 and programs < SM_COUNT
+    return _moe_tiles(rows, down, is_fp8, is_split)
+
+
+def fixed_moe_tiles(down: Tensor, is_fp8: bool) -> MoeTiles:
+    """One pair of tiles for every number of rows."""
+    return _moe_tiles(64, down, is_fp8, is_split=False)
+
+
+def _moe_tiles(rows: int, down: Tensor, is_fp8: bool, is_split: bool) -> MoeTiles:
+    _, hidden_size, width = down.shape
+    itemsize = down.element_size()
+    in_depth = depth_of(is_fp8, itemsize, hidden_size)
+    out_depth = depth_of(is_fp8, itemsize, width)
+    group = 8 if rows >= 64 else WIDEST_GROUP
+    warps = 4 if rows <= 32 else 8
+    if is_split:
+        first = Tile(rows, 32, in_depth, warps=4, stages=5)
+    elif is_fp8:
+        first = Tile(rows, 128, in_depth, warps=warps, stages=3, group=group)
+    else:
+        columns = min(128 if itemsize == 2 else 32, padded(width, 16))
+        first = Tile(rows, columns, in_depth, warps=warps, stages=3, group=group)
+    columns = min(128 if itemsize <= 2 else 64, padded(hidden_size, 16))
+    return MoeTiles(
+        first, Tile(rows, columns, out_depth, warps=warps, stages=4, group=group), is_split
+    )

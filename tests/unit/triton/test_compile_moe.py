@@ -1,0 +1,98 @@
+"""Matrix products at real widths, compiled for sm_90 (80, 89, 120 once): no spills, WGMMA."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gnomon.attention.providers.triton.tiles import Tile
+from tests.unit.triton.ahead_of_time import Build, Report, compile_all, faults
+
+PACKAGE = "gnomon.attention.providers.triton"
+POINTERS = ("x", "x_scales", "weight", "scales", "shares", "out", "out_scales")
+SIZES = ("num_rows", "num_n", "K", "num_m")
+STRIDES = ("x_stride", "xs_row", "xs_group", "w_expert", "w_row", "s_expert", "s_row")
+OUT_STRIDES = ("out_split", "out_stride", "os_row", "os_group")
+ALIGNED = ("num_n", "K", "x_stride", "w_expert", "w_row", "out_split", "out_stride")
+
+
+def product(tile: Tile, kind: str, arch: int = 90, **constants: Any) -> Build:
+    """``multiply`` with a tile; kind: "dense", "fused" (gate and up), "down"."""
+    is_native = arch >= 89
+    modes = {
+        "TOP_K": 8 if kind == "fused" else 1,
+        "BM": tile.rows,
+        "BN": tile.columns,
+        "BK": tile.depth,
+        "SPLITS": tile.splits,
+        "GROUP_M": tile.group,
+        "SWAP": tile.rows < 64,
+        "HAS_EXPERTS": kind != "dense",
+        "HAS_SHARES": kind == "down",
+        "IS_FP8": True,
+        "NATIVE": is_native,
+        "FUSED": kind == "fused",
+        "EVEN_K": True,
+        "IS_POWER_OF_TWO": False,
+    } | constants
+    codes = ("*fp8e4nv" if is_native else "*u8") if modes["IS_FP8"] else "*bf16"
+    out = "*bf16"
+    if tile.splits > 1:
+        out = "*fp32"
+    elif modes["FUSED"] and modes["IS_FP8"]:
+        out = "*u8"
+    signature = {
+        **dict.fromkeys(POINTERS, "*fp32"),
+        **dict.fromkeys(("pairs", "expert_of_block", "num_blocks"), "*i32"),
+        **dict.fromkeys((*SIZES, *STRIDES, *OUT_STRIDES), "i32"),
+        **dict.fromkeys(modes, "constexpr"),
+    }
+    signature |= {"x": codes, "weight": codes, "out": out, "xs_row": "constexpr"}
+    pointers = tuple(name for name, form in signature.items() if form.startswith("*"))
+    options = {"num_warps": tile.warps, "num_stages": tile.stages}
+    values = modes | {"xs_row": 1}
+    return Build(
+        f"{PACKAGE}.products", "multiply", signature, values, options, arch, (*pointers, *ALIGNED)
+    )
+
+
+STREAMING = [
+    product(Tile(16, 128, 128, warps=4, stages=3), "fused"),
+    product(Tile(32, 128, 128, warps=4, stages=3), "fused"),
+    product(Tile(16, 128, 128, warps=4, stages=4), "down"),
+    product(Tile(16, 64, 128, splits=4, warps=4, stages=5), "dense"),
+    product(Tile(16, 128, 64, warps=4, stages=3), "fused", IS_FP8=False),
+]
+WIDE = [
+    product(Tile(64, 128, 128, warps=8, stages=3), "fused"),
+    product(Tile(128, 128, 128, warps=8, stages=4), "down"),
+    product(Tile(128, 128, 128, warps=8, stages=4), "dense"),
+    product(Tile(128, 128, 64, warps=8, stages=3), "fused", IS_FP8=False),
+]
+OTHERS = [
+    product(Tile(16, 64, 128, warps=4, stages=2), "dense", arch=80),
+    product(Tile(16, 64, 128, warps=4, stages=2), "dense", arch=89),
+    product(Tile(16, 64, 128, warps=4, stages=2), "dense", arch=120),
+]
+
+
+@pytest.fixture(scope="module")
+def reports() -> list[Report]:
+    return compile_all(STREAMING + WIDE + OTHERS)
+
+
+def test_no_kernel_spills_or_asks_for_too_much(reports: list[Report]) -> None:
+    assert faults(reports) == []
+
+
+def test_sm_90_runs_on_wgmma(reports: list[Report]) -> None:
+    streaming, wide = reports[: len(STREAMING)], reports[len(STREAMING) : -len(OTHERS)]
+    assert all(shape.startswith("m64n") for report in streaming + wide for shape in report.wgmma)
+    assert all(report.wgmma for report in streaming + wide)
+    assert "m64n16k32" in streaming[0].wgmma
+    assert "m64n128k32" in wide[1].wgmma
+
+
+def test_two_programs_of_few_rows_share_a_processor(reports: list[Report]) -> None:
+    assert all(report.shared <= 232_448 // 2 for report in reports[: len(STREAMING)])
