@@ -161,7 +161,7 @@ def paged_scores_kernel(
     PAGE: tl.constexpr,
     BLOCK: tl.constexpr,
     KEYS: tl.constexpr,
-    COMPUTED: tl.constexpr,
+    CAST: tl.constexpr,
     NATIVE: tl.constexpr,
     FILLS: tl.constexpr,
     STAGES: tl.constexpr,
@@ -170,7 +170,8 @@ def paged_scores_kernel(
 
     The pages of row m are those of request[m], or row m of ``pages`` where request_ptr is None.
     Rows that see at most ``least`` keys are left out. keys_page, scale_page: strides of a page in
-    numbers of keys_ptr and of key_scale_ptr. COMPUTED: the dtype that stored numbers are read in.
+    numbers of keys_ptr and of key_scale_ptr. CAST: what plain numbers are rounded to ("bf16",
+    "fp16") before they are multiplied in the query's dtype; "wide": that alone; "": they have it.
     """
     part, row, num_parts = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.num_programs(0)
     seen = tl.minimum(tl.load(count_ptr + row), width)
@@ -207,9 +208,11 @@ def paged_scores_kernel(
                 k = tl.load(keys_at, mask=(d < D)[None, :], other=0)
             if KEYS == "decoded":
                 k = round_to(decode_e4m3(k, NATIVE), q.dtype)
-            elif KEYS == "plain" and k.dtype != COMPUTED:
-                k = round_to(k.to(tl.float32), COMPUTED)
-            if KEYS == "plain" and k.dtype != q.dtype:
+            elif CAST == "bf16":
+                k = round_to(k.to(tl.float32), tl.bfloat16).to(q.dtype)
+            elif CAST == "fp16":
+                k = round_to(k.to(tl.float32), tl.float16).to(q.dtype)
+            elif CAST == "wide":
                 k = k.to(q.dtype)
             found = tl.sum(weighted_sum(dot(k, q), weight, head, H, HEADS, 1, BLOCK), 1)
             if KEYS != "plain":

@@ -12,7 +12,6 @@ import functools
 from dataclasses import dataclass
 
 import torch
-import triton.language as tl
 from torch import Tensor
 
 from gnomon.attention.layouts.base import Operation, PagedPool
@@ -22,11 +21,6 @@ from gnomon.attention.providers.triton.language import IS_INTERPRETED, has_nativ
 from gnomon.errors import UnsupportedError
 
 CODE = torch.float8_e4m3fn
-TRITON_DTYPES = {
-    torch.float32: tl.float32,
-    torch.bfloat16: tl.bfloat16,
-    torch.float16: tl.float16,
-}
 FEWEST_HEADS = 16  # a dot's columns
 FEWEST_COLUMNS = 32  # a dot's depth in FP8
 ENCODE_BLOCK = 32
@@ -83,6 +77,14 @@ def view_of(pool: PagedPool) -> PoolView:
     if multiplies_codes(pool.device) and padded(pool.layout.dim, FEWEST_COLUMNS) == pool.layout.dim:
         return PoolView(codes.view(CODE), scales, "codes")
     return PoolView(codes, scales, "decoded")
+
+
+def cast_of(pool: PagedPool, query: torch.dtype) -> str:
+    """How the paged kernel turns a plain pool's numbers into what the layout reads (CAST)."""
+    stored, computed = pool.layout.stored_dtype, pool.layout.computed_dtype
+    if stored == computed or Operation.TYPED_VIEW not in pool.layout.operations:
+        return "" if computed == query else "wide"
+    return {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(computed, "wide")
 
 
 def multiplies_codes(device: torch.device) -> bool:

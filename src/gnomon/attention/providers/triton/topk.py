@@ -23,6 +23,7 @@ from gnomon.attention.providers.triton.language import padded
 from gnomon.attention.providers.triton.topk_tiles import topk_kernel
 from gnomon.errors import UnsupportedError
 
+WORD = 32
 MOST = 4096  # k; candidates of a row are kept in registers
 LONG = 65_536  # columns: beyond, more candidates are kept, for the sample is thinner
 
@@ -31,7 +32,7 @@ LONG = 65_536  # columns: beyond, more candidates are kept, for the sample is th
 class Search:
     """``cap``: candidates kept; ``sample``: columns looked at first; ``block``: columns a step.
 
-    Powers of two; k < cap <= 16,384, sample <= cap, block <= 16,384. ``programs`` a multiprocessor.
+    Powers of two; k < cap, sample <= cap. ``programs`` a multiprocessor; ``registers`` a thread.
     """
 
     cap: int
@@ -39,6 +40,7 @@ class Search:
     block: int
     warps: int
     programs: int
+    registers: int | None = None
 
 
 def search_for(k: int, num_rows: int, num_columns: int, processors: int) -> Search:
@@ -46,7 +48,7 @@ def search_for(k: int, num_rows: int, num_columns: int, processors: int) -> Sear
     cap = padded(2 * k, 1024) * (2 if num_columns > LONG and k < MOST else 1)
     if num_rows <= 2 * processors:
         return Search(cap, min(cap, 8192), 8192, 16, 1)
-    return Search(cap, min(cap, 4096), 4096, 8, 4)
+    return Search(cap, min(cap, 4096), 4096, 8, 4, 64)
 
 
 def topk(scores: Tensor, count: Tensor, k: int, want_margin: bool = False) -> TopK:
@@ -106,7 +108,10 @@ def _launch(
     processors = num_processors(device)
     sizes = search or search_for(k, num_rows, num_columns, processors)
     programs = min(num_rows, processors * sizes.programs)
-    scratch = torch.empty((programs, 2 * sizes.cap), dtype=torch.int32, device=device)
+    num_words = -(-max(num_columns, sizes.cap) // WORD)
+    scratch = torch.empty(
+        (programs, 2 * sizes.cap + 3 * num_words), dtype=torch.int32, device=device
+    )
     scores = count if scores is None else side_by_side(scores)
     topk_kernel[(programs,)](
         scores,
@@ -126,6 +131,8 @@ def _launch(
         out.ids.stride(0),
         0 if out.slots is None else out.slots.stride(0),
         0 if rows is None else rows.pages.stride(0),
+        scratch.stride(0),
+        padded(num_words) // 2,
         K=k,
         CAP=sizes.cap,
         SAMPLE=sizes.sample,
@@ -134,6 +141,7 @@ def _launch(
         PAGE=1 if rows is None else rows.page_size,
         LOOKS=rows is None,
         num_warps=sizes.warps,
+        maxnreg=sizes.registers,
     )
 
 

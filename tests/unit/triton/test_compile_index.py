@@ -1,0 +1,151 @@
+"""Index scores and top-k at real widths, compiled for sm_90 (80, 89, 120 once): no spills."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from gnomon.attention.providers.triton.topk import Search, search_for
+from tests.unit.triton.ahead_of_time import Build, Report, compile_all, faults
+
+PACKAGE = "gnomon.attention.providers.triton"
+STRIDES = ("q_row", "q_head", "weights_row", "out_row")
+NUMBERS = {"fp8": "*fp8e4nv", "bf16": "*bf16", "fp32": "*fp32"}
+KEY_BLOCKS = {"fp8": 128, "bf16": 128, "fp32": 32}
+
+
+def flat(dtype: str, heads: int, rows: int, arch: int = 90, fills: bool = True) -> Build:
+    """scores_kernel for ``rows`` rows of ``heads`` heads of 128 columns."""
+    is_code = dtype == "fp8"
+    stages = 3 if is_code else 2
+    constants = {"H": heads, "HEADS": heads, "D": 128, "DIM": 128, "ROWS": rows}
+    constants |= {"BLOCK": KEY_BLOCKS[dtype], "IS_CODES": is_code, "FILLS": fills}
+    constants |= {"STAGES": stages}
+    signature = {
+        "q_ptr": NUMBERS[dtype],
+        "weights_ptr": "*fp32",
+        "q_scale_ptr": "*fp32" if is_code else "constexpr",
+        "keys_ptr": NUMBERS[dtype],
+        "key_scale_ptr": "*fp32" if is_code else "constexpr",
+        "count_ptr": "*i32",
+        "out_ptr": "*fp32",
+        "scale": "fp32",
+        **dict.fromkeys(("num_rows", "num_keys", *STRIDES[:3], "keys_row", "out_row"), "i32"),
+        **dict.fromkeys(constants, "constexpr"),
+    }
+    constants |= {} if is_code else {"q_scale_ptr": None, "key_scale_ptr": None}
+    return build("scores_kernel", signature, constants, (4, stages), arch, (*STRIDES, "keys_row"))
+
+
+def paged(dtype: str, heads: int, kind: str, arch: int = 90) -> Build:
+    """paged_scores_kernel over pages of 64, for bf16 queries (fp32 ones over fp32)."""
+    stages = 3 if kind == "codes" else 2
+    constants = {"H": heads, "HEADS": heads, "D": 128, "DIM": 128, "PAGE": 64}
+    constants |= {"BLOCK": KEY_BLOCKS["bf16" if kind == "decoded" else dtype], "KEYS": kind}
+    constants |= {"CAST": ""}
+    constants |= {"NATIVE": arch >= 89, "FILLS": kind == "plain", "STAGES": stages}
+    signature = {
+        "q_ptr": NUMBERS["fp32" if dtype == "fp32" else "bf16"],
+        "weights_ptr": "*fp32",
+        "keys_ptr": "*u8" if kind == "decoded" else NUMBERS[dtype],
+        "key_scale_ptr": "constexpr" if kind == "plain" else "*fp32",
+        "pages_ptr": "*i32",
+        "request_ptr": "*i32",
+        "count_ptr": "*i32",
+        "out_ptr": "*fp32",
+        "scale": "fp32",
+        **dict.fromkeys(("width", "least", *STRIDES[:3], "pages_row"), "i32"),
+        **dict.fromkeys(("keys_page", "scale_page", "out_row"), "i32"),
+        **dict.fromkeys(constants, "constexpr"),
+    }
+    constants |= {"key_scale_ptr": None} if kind == "plain" else {}
+    aligned = (*STRIDES, "keys_page", "scale_page")
+    return build("paged_scores_kernel", signature, constants, (4, stages), arch, aligned)
+
+
+def best(sizes: Search, is_fused: bool, arch: int = 90) -> Build:
+    """topk_kernel for k 2048, alone or with slots."""
+    cap, sample, block = sizes.cap, sizes.sample, sizes.block
+    constants = {"K": 2048, "CAP": cap, "SAMPLE": sample, "TARGET": math.sqrt(2048 * cap)}
+    constants |= {"BLOCK": block, "PAGE": 64 if is_fused else 1, "LOOKS": not is_fused}
+    optional = {"slots_ptr": "*i64", "pages_ptr": "*i32", "request_ptr": "*i32"}
+    signature = {
+        "scores_ptr": "*fp32",
+        "count_ptr": "*i32",
+        "ids_ptr": "*i32",
+        "slots_ptr": "constexpr",
+        "kept_ptr": "*i32",
+        "margin_ptr": "*fp32",
+        "nan_ptr": "*i1",
+        **dict.fromkeys(("pages_ptr", "request_ptr"), "constexpr"),
+        "scratch_ptr": "*i32",
+        **dict.fromkeys(("num_rows", "num_columns", "num_pages", "scores_row"), "i32"),
+        **dict.fromkeys(("ids_row", "slots_row", "pages_row", "scratch_row", "top"), "i32"),
+        **dict.fromkeys(constants, "constexpr"),
+    }
+    signature |= optional if is_fused else {}
+    constants |= {} if is_fused else dict.fromkeys(optional)
+    aligned = ("scores_row", "ids_row", "slots_row")
+    made = build("topk_kernel", signature, constants, (sizes.warps, 2), arch, aligned)
+    capped = {} if sizes.registers is None else {"maxnreg": sizes.registers}
+    return replace(made, options={**made.options, **capped})
+
+
+def build(
+    kernel: str,
+    signature: dict[str, str],
+    constants: dict[str, object],
+    launch: tuple[int, int],
+    arch: int,
+    aligned: tuple[str, ...],
+) -> Build:
+    module = f"{PACKAGE}.{'topk_tiles' if kernel == 'topk_kernel' else 'index_tiles'}"
+    pointers = (name for name, kind in signature.items() if kind.startswith("*"))
+    options = {"num_warps": launch[0], "num_stages": launch[1]}
+    return Build(module, kernel, signature, constants, options, arch, (*pointers, *aligned))
+
+
+BUILDS = {
+    "flat fp8 64": (flat("fp8", 64, 2), "m64n128k32"),
+    "flat fp8 32": (flat("fp8", 32, 4, fills=False), "m64n128k32"),
+    "flat fp8 fixed": (flat("fp8", 64, 1), "m64n64k32"),
+    "flat bf16": (flat("bf16", 64, 2), "m64n128k16"),
+    "paged fp8 64": (paged("fp8", 64, "codes"), "m64n64k32"),
+    "paged fp8 32": (paged("fp8", 32, "codes"), "m64n32k32"),
+    "paged bf16": (paged("bf16", 64, "plain"), "m64n64k16"),
+    "top-k of many rows": (best(search_for(2048, 4096, 65_536, 132), False), ""),
+    "top-k of many long rows": (best(search_for(2048, 4096, 131_072, 132), True), ""),
+    "top-k of few rows": (best(search_for(2048, 64, 131_072, 132), True), ""),
+}
+OTHERS = [
+    paged("fp8", 64, "decoded", arch=80),
+    flat("fp8", 64, 2, arch=89),
+    flat("fp8", 64, 2, arch=120),
+    flat("bf16", 64, 2, arch=80),
+    best(search_for(2048, 64, 65_536, 132), True, arch=80),
+]
+
+
+@pytest.fixture(scope="module")
+def reports() -> dict[str, Report]:
+    builds = [build for build, _ in BUILDS.values()]
+    made = compile_all([*builds, *OTHERS])
+    names = [*BUILDS, *(f"other {place}" for place in range(len(OTHERS)))]
+    return dict(zip(names, made, strict=True))
+
+
+def test_nothing_spills_and_everything_fits(reports: dict[str, Report]) -> None:
+    """The top-k of many rows is held to 64 registers for four programs a multiprocessor."""
+    capped = [name for name in reports if name.startswith("top-k of many")]
+    assert faults([report for name, report in reports.items() if name not in capped]) == []
+    for name in capped:
+        report = reports[name]
+        assert (report.error, report.registers, report.remarks) == ("", 64, ())
+        assert report.stack <= 128, report
+
+
+@pytest.mark.parametrize("name", [name for name, (_, shape) in BUILDS.items() if shape])
+def test_dots_are_wgmma_of_the_whole_tile(reports: dict[str, Report], name: str) -> None:
+    assert reports[name].wgmma == (BUILDS[name][1],)
