@@ -72,6 +72,23 @@ _SHAPES = (
     "{key}{mark}{noun} {value}", "there is {key} and its {noun} {value}",
     "you should call {key} under {value}", "with {key} one gets {value}",
 )  # fmt: skip
+# Clauses: words that look after the key before the number comes.
+_WHO = (
+    "who", "people who", "those who", "the man who", "a woman who", "if they",
+    "when you", "before you", "the guests that", "if somebody", "all of you who", "once we",
+    "the clerk who", "to those who", "because she", "while they", "no one who", "a friend that",
+)  # fmt: skip
+_LOOKS = (
+    "wants", "want", "look for", "visit", "likes", "opens", "writes to", "calls",
+    "works with", "speaks of", "meets", "order", "takes care of", "mentions", "would like to see",
+    "has lost", "came for", "is waiting for", "enter", "travels with", "remember",
+)  # fmt: skip
+_THEN = (
+    "gets", "must type", "can use", "will find", "has been told", "may write",
+    "takes along", "also brings", "types in", "says", "reads out",
+    "finds on the door", "cannot do without", "had better keep", "will soon see", "goes by",
+    "should never forget", "receives by post", "is allowed to see", "pays with", "hands over",
+)  # fmt: skip
 _ASK = (
     "What is the {noun} {prep} {key}?", "What is the {noun} {prep} {key}?",
     "What is the {noun} for {key}?", "What is {key}'s {noun}?", "Which {noun} belongs to {key}?",
@@ -125,14 +142,23 @@ def statement_template(dice: random.Random) -> str:
         text = f"{{key}} {{verb}} {dice.choice(_DETERMINERS)} {{noun}} {{value}}"
     elif chance < 0.46:
         text = "{key} {verb} {value}"
-    elif chance < 0.65:
+    elif chance < 0.60:
         text = "{key}{mark}{value}"
+    elif chance < 0.72:
+        text = _clause(dice)
     else:
         text = dice.choice(_SHAPES)
     before = dice.choice(_BEFORE) if dice.random() < 0.45 else ""
     if not before and dice.random() < 0.8 and text[0].islower():
         text = text[0].upper() + text[1:]
     return _fill(dice, before + text + dice.choice(_AFTER))
+
+
+def _clause(dice: random.Random) -> str:
+    """A sentence in which the number comes some words after the key."""
+    comma = dice.choice((" ", " ", ", "))
+    told = dice.choice(("the {noun} {value}", "the {noun} {value}", "{value}", "a {noun}: {value}"))
+    return f"{dice.choice(_WHO)} {dice.choice(_LOOKS)} {{key}}{comma}{dice.choice(_THEN)} {told}"
 
 
 def question_template(dice: random.Random) -> str:
