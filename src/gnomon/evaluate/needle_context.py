@@ -72,10 +72,11 @@ def draw_context(
 
 def _filler(dice: random.Random, room: int, separator: str, keys: Sequence[str]) -> list[str]:
     """As many sentences as there is room for, none of which mentions a key."""
+    names = [key.removeprefix("the ") for key in keys]  # "a red lamp" would be a mention too
     sentences: list[str] = []
     while True:
         sentence = filler(dice) + separator
-        if any(key in sentence for key in keys):
+        if any(name in sentence for name in names):
             continue
         room -= len(sentence)
         if room < 0:
