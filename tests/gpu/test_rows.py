@@ -15,6 +15,7 @@ from torch import Generator, Tensor
 
 from gnomon.attention.layouts import Fp8IndexKeyLayout, Fp8LatentLayout, KVLayout, PlainLayout
 from gnomon.attention.layouts.base import PagedPool
+from gnomon.attention.ops.routing import RouterRule, route
 from gnomon.attention.ops.values import IndexTransform, RopeRows
 from gnomon.attention.providers import torch as torch_provider
 from gnomon.attention.routes import AttentionDims
@@ -191,6 +192,20 @@ def test_a_residual_norm_has_the_bits_of_its_parts() -> None:
         total, normed = module("rows").add_rms_norm(x, delta, weight, 1e-6)
         assert torch.equal(total, x + delta)
         assert torch.equal(normed, module("rows").rms_norm(x + delta, weight, 1e-6))
+
+
+def test_the_router_chooses_as_torch_does() -> None:
+    generator = Generator().manual_seed(7)
+    logits, bias = torch.randn(300, 256, generator=generator), torch.randn(256) * 0.2
+    request = torch.arange(300, dtype=torch.int32).where(torch.arange(300) % 7 > 0, -1)
+    for groups, kept in ((8, 4), (1, 1)):
+        rule = RouterRule(8, groups, kept, True, 2.5)
+        given = (logits.cuda(), bias.cuda(), request.cuda(), rule, True)
+        found, expected = module("route").route_experts(*given), route(*given[:3], rule, True)
+        assert torch.equal(found.expert_ids, expected.expert_ids)
+        live = expected.expert_ids >= 0
+        torch.testing.assert_close(found.weights[live], expected.weights[live])
+        torch.testing.assert_close(found.margin, expected.margin, rtol=1e-4, atol=1e-5)
 
 
 def test_a_captured_launch_reads_the_slots_of_its_replay() -> None:

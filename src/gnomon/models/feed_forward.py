@@ -17,8 +17,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from gnomon.attention.axes import RowAxis
 from gnomon.attention.block_fp8 import BlockFp8Weight
+from gnomon.attention.ops.routing import RouterRule, Routing, expert_weights
 from gnomon.attention.step import AttentionStep
+from gnomon.attention.taps import SelectionTap
 from gnomon.models.config import ModelConfig
 from gnomon.models.linear import Linear, Param, SharedInput, tensor
 
@@ -43,58 +46,6 @@ class DenseFeedForward:
             return self.down(active, step.ops)
         gate, up = hidden.chunk(2, dim=-1)
         return self.down(F.silu(gate) * up, step.ops)
-
-
-@dataclass(frozen=True, slots=True)
-class RouterRule:
-    """How a router chooses: everything but its weights."""
-
-    top_k: int
-    num_groups: int
-    top_groups: int
-    is_normalised: bool
-    scale: float
-
-
-@dataclass(frozen=True, slots=True)
-class Routing:
-    """A router's choice for every row."""
-
-    scores: Tensor  # [R, E] float32, sigmoid, without the bias
-    expert_ids: Tensor  # [R, k] int64
-    margin: Tensor | None  # [R] float32: how far the nearest expert not chosen (or group) is
-
-
-def route(x: Tensor, weight: Tensor, bias: Tensor, rule: RouterRule, want_margin: bool) -> Routing:
-    """Choose ``top_k`` experts for every row of x [R, D].
-
-    A group's score is the sum of its two best biased scores; experts outside the best
-    ``top_groups`` groups cannot be chosen. With one group that step is the identity.
-    """
-    compute = torch.promote_types(x.dtype, torch.float32)
-    scores = F.linear(x.to(compute), weight.to(compute)).sigmoid()
-    choice = scores + bias
-    num_rows, num_experts = choice.shape
-    margin = choice.new_full((num_rows,), torch.inf) if want_margin else None
-    if rule.top_groups < rule.num_groups:
-        grouped = choice.view(num_rows, rule.num_groups, num_experts // rule.num_groups)
-        group_score = grouped.topk(2, dim=-1).values.sum(-1)
-        if margin is not None:
-            margin = torch.minimum(margin, _edge(group_score, rule.top_groups))
-        kept = group_score.topk(rule.top_groups, dim=-1).indices
-        banned = torch.ones_like(group_score, dtype=torch.bool).scatter_(1, kept, value=False)
-        choice = grouped.masked_fill(banned[:, :, None], -torch.inf).view(num_rows, num_experts)
-    if margin is not None:
-        margin = torch.minimum(margin, _edge(choice, rule.top_k))
-    return Routing(scores, choice.topk(rule.top_k, dim=-1).indices, margin)
-
-
-def _edge(scores: Tensor, k: int) -> Tensor:
-    """Gap between the k-th and the next best score of a row; +inf where all are taken."""
-    if k >= scores.shape[-1]:
-        return scores.new_full(scores.shape[:-1], torch.inf)
-    best = scores.topk(k + 1, dim=-1).values
-    return (best[..., k - 1] - best[..., k]).nan_to_num(nan=torch.inf)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,23 +83,31 @@ class MixtureOfExperts:
 
     def __call__(self, x: SharedInput, step: AttentionStep) -> Tensor:
         """[R, D] -> [R, D]; padding rows get expert −1 and reach the shared expert only."""
-        tap = step.tap
+        tap, rows = step.tap, step.geometry.rows
+        compute = torch.promote_types(x.values.dtype, torch.float32)
+        logits = F.linear(x.values.to(compute), self.router_weight.to(compute))
+        has_padding = rows.num_live < rows.num_rows or not rows.is_exact
+        request = rows.request if has_padding else None
         want_margin = tap is not None and tap.wants_margin
-        routing = route(x.values, self.router_weight, self.router_bias, self.rule, want_margin)
-        expert_ids = routing.expert_ids
+        routing = step.ops.route_experts(logits, self.router_bias, request, self.rule, want_margin)
+        expert_ids, weights = routing.expert_ids, routing.weights
         if tap is not None:
-            margin = routing.margin
-            if margin is None:
-                margin = expert_ids.new_full((expert_ids.shape[0],), torch.inf, dtype=torch.float32)
-            expert_ids = tap.experts(self.layer, expert_ids, margin)
-        weights = routing.scores.gather(1, expert_ids.clamp(min=0))
-        if self.rule.is_normalised:
-            weights.div_(weights.sum(-1, keepdim=True).add_(1e-20))
-        rows = step.geometry.rows
-        if rows.num_live < rows.num_rows or not rows.is_exact:
-            expert_ids = expert_ids.masked_fill(~rows.is_live()[:, None], -1)
-        routed = self._experts(x, expert_ids, weights.mul_(self.rule.scale), step)
+            expert_ids, weights = self._told(tap, routing, logits, rows)
+        routed = self._experts(x, expert_ids, weights, step)
         return routed if self.shared is None else routed + self.shared(x, step)
+
+    def _told(
+        self, tap: SelectionTap, routing: Routing, logits: Tensor, rows: RowAxis
+    ) -> tuple[Tensor, Tensor]:
+        """The experts that the tap, told of the choice, has the rows go to, and their weights."""
+        ids, margin = routing.expert_ids, routing.margin
+        if margin is None:
+            margin = ids.new_full((ids.shape[0],), torch.inf, dtype=torch.float32)
+        told = tap.experts(self.layer, ids, margin)
+        if told is ids:
+            return ids, routing.weights
+        told = told.masked_fill(~rows.is_live()[:, None], -1)
+        return told, expert_weights(logits, told, self.rule)
 
     def _experts(
         self, x: SharedInput, expert_ids: Tensor, weights: Tensor, step: AttentionStep

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from gnomon.attention.geometry import RowTensor, WriteSlots, require_axis
 from gnomon.attention.layouts.base import PagedPool
+from gnomon.attention.ops.routing import RouterRule, Routing, route
 from gnomon.attention.ops.values import IndexTransform, RopeRows
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 FUSIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "add_rms_norm": ("rms_norm",),
+        "route_experts": ("rms_norm",),  # its part is routing.route: whoever runs the rows may
         "prepare_attention": ("latent_write", "index_prepare", "rope"),
         "write_latent_and_rope": ("latent_write", "rope"),
         "lazy_scores_paged": ("index_scores_paged",),
@@ -72,6 +74,17 @@ def add_rms_norm(
         return both
     total = x + delta
     return total, ops.rms_norm(total, weight, eps)
+
+
+def route_experts(
+    ops: Operators,
+    given: tuple[Tensor, Tensor, Tensor | None],
+    rule: RouterRule,
+    want_margin: bool,
+) -> Routing:
+    """Routing of ``given`` (logits, bias, request), to the rounding of a sigmoid and a sum."""
+    chosen: Routing = ops.fusions.get("route_experts", route)(*given, rule, want_margin)
+    return chosen
 
 
 def prepare_attention(

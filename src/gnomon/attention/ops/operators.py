@@ -24,6 +24,7 @@ from gnomon.attention.layouts.base import PagedPool
 from gnomon.attention.ops import fusions
 from gnomon.attention.ops.attend import attend_key_set
 from gnomon.attention.ops.fusions import IndexEntry, LatentEntry
+from gnomon.attention.ops.routing import RouterRule, Routing
 from gnomon.attention.ops.select import select_keys
 from gnomon.attention.ops.values import AttentionOut, IndexTransform, RopeRows, Selection
 from gnomon.attention.plan import StepPlan
@@ -87,6 +88,17 @@ class Operators:
     ) -> tuple[Tensor, Tensor]:
         """(x + delta, its rms_norm): a residual and the norm that reads it."""
         return fusions.add_rms_norm(self, x, delta, weight, eps)
+
+    def route_experts(
+        self,
+        logits: Tensor,
+        bias: Tensor,
+        request: Tensor | None,
+        rule: RouterRule,
+        want_margin: bool = False,
+    ) -> Routing:
+        """Experts and weights of every row of logits [R, E]; −1 where ``request`` [R] is < 0."""
+        return fusions.route_experts(self, (logits, bias, request), rule, want_margin)
 
     def prepare_attention(
         self, q_rope: Tensor, rope: RopeRows, latent: LatentEntry, index: IndexEntry | None

@@ -16,6 +16,7 @@ from gnomon.attention.providers.triton import (
     linear,
     moe,
     prepare,
+    route,
     rows,
     topk,
 )
@@ -36,5 +37,5 @@ PROVIDER = KernelSet(
     requirement=Requirement(devices=DEVICES, dtypes=DTYPES, can_capture=True, fixed_dtypes=DTYPES),
     fixed={**attention.FIXED, **index.FIXED, **linear.FIXED, **moe.FIXED},
     variants={**index.VARIANTS},
-    fusions={**prepare.FUSIONS, **rows.FUSIONS},
+    fusions={**prepare.FUSIONS, **route.FUSIONS, **rows.FUSIONS},
 )
