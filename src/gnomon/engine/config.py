@@ -47,6 +47,14 @@ class EngineConfig:
         dict[str, Any], Flag("fields of config.json to replace, as JSON; a.b reaches into a")
     ] = field(default_factory=dict)
     dtype: A[str, Flag("dtype of weights and activations", choices=DTYPES)] = "auto"
+    weights: A[
+        str,
+        Flag(
+            "FP8 weights: multiplied as they are, or dequantised at loading; auto: fp8 on GPUs "
+            "that multiply it",
+            choices=("auto", "fp8", "dequantise"),
+        ),
+    ] = "auto"
     device: A[str, Flag("where the model runs", choices=("auto", "cpu", "cuda"))] = "auto"
     seed: A[int, Flag("seed of random weights and of requests that bring none", least=0)] = 0
     max_model_len: A[
@@ -104,6 +112,9 @@ class EngineConfig:
     moe_backend: A[str, Flag("who computes the experts: auto, or deepgemm, triton, torch, ...")] = (
         "auto"
     )
+    linear_backend: A[
+        str, Flag("who multiplies with FP8 weights: auto, or deepgemm, triton, torch, ...")
+    ] = "auto"
     provider_path: A[
         str | None,
         Flag("folder of libraries that are not installed: _flashmla_C.abi3.so, deep_gemm, ..."),
@@ -113,6 +124,13 @@ class EngineConfig:
         Flag("the bits of an answer do not depend on other requests (float32; costs speed)"),
     ] = False
     enforce_eager: A[bool, Flag("never capture CUDA graphs (they do not exist on CPU)")] = False
+    overlap: A[
+        str,
+        Flag(
+            "queue a step before the one ahead of it has landed; auto: on a GPU",
+            choices=("auto", "on", "off"),
+        ),
+    ] = "auto"
     tensor_parallel_size: A[int, Flag("GPUs that split each layer", ("-tp",), least=1)] = 1
     data_parallel_size: A[int, Flag("replicas of the attention part", ("-dp",), least=1)] = 1
     enable_expert_parallel: A[bool, Flag("spread whole experts over the GPUs", ("--ep",))] = False

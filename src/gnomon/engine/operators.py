@@ -35,6 +35,7 @@ BACKENDS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "prefill_backend": ((PREFILL,), ("sparse_mla", "dense_mha")),
     "decode_backend": ((DECODE,), ("sparse_mla",)),
     "index_backend": ((PREFILL, DECODE), ("index_scores", "index_scores_paged")),
+    "linear_backend": ((PREFILL, DECODE), ("linear_fp8",)),
     "moe_backend": ((PREFILL, DECODE), ("moe", "moe_fp8")),
 }
 """Flag -> (phases, operators)."""

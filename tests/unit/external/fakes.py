@@ -233,6 +233,28 @@ class DeepGemmModule:
         blocks = b[1].double().repeat_interleave(128, 0)[:n].repeat_interleave(128, 1)
         d.copy_(rows @ (b[0].double() * blocks).T)
 
+    def m_grouped_fp8_gemm_nt_contiguous(
+        self,
+        a: tuple[Tensor, Tensor],
+        b: tuple[Tensor, Tensor],
+        d: Tensor,
+        experts: Tensor,
+        *,
+        disable_ue8m0_cast: bool,
+    ) -> None:
+        assert experts.dtype == torch.int32
+        assert experts.shape == a[0].shape[:1]
+        assert len(experts) % 128 == 0
+        d.fill_(torch.nan)  # memory that nobody writes
+        for start in range(0, len(experts), 128):
+            block = slice(start, start + 128)
+            expert = int(experts[start])
+            if expert >= 0:
+                assert bool((experts[block] == expert).all()), "a block of two experts"
+                pair = b[0][expert], b[1][expert]
+                rows = a[0][block], a[1][block]
+                self.fp8_gemm_nt(rows, pair, d[block], disable_ue8m0_cast=disable_ue8m0_cast)
+
     def _check_query(self, q: Tensor, weights: Tensor) -> None:
         assert q.dtype == torch.float8_e4m3fn
         assert q.is_contiguous()

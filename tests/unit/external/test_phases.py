@@ -88,7 +88,8 @@ def test_graphs_take_what_can_be_captured() -> None:
 
 
 def test_a_backend_flag_forces_its_operators_in_its_phase() -> None:
-    swift = narrow("swift", "sparse_mla", "dense_mha", "index_scores_paged", "moe")
+    ops = ("sparse_mla", "dense_mha", "index_scores_paged", "moe", "linear_fp8")
+    swift = narrow("swift", *ops)
     last = KernelSet("swift", 99, swift.kernels, CAN_CAPTURE)  # never taken by itself
     usual, decode = names(bind(PLAIN, last, prefill_backend="swift"))
     assert [op for op in OPERATORS if usual[op] == "swift"] == ["sparse_mla", "dense_mha"]
@@ -96,7 +97,12 @@ def test_a_backend_flag_forces_its_operators_in_its_phase() -> None:
     usual, decode = names(bind(PLAIN, last, decode_backend="swift"))
     assert "swift" not in usual.values()
     assert [op for op in OPERATORS if decode[op] == "swift"] == ["sparse_mla"]
-    for flag, op in (("index_backend", "index_scores_paged"), ("moe_backend", "moe")):
+    flags = {
+        "index_backend": "index_scores_paged",
+        "moe_backend": "moe",
+        "linear_backend": "linear_fp8",
+    }
+    for flag, op in flags.items():
         for bound in names(bind(PLAIN, last, **{flag: "swift"})):
             assert [one for one in OPERATORS if bound[one] == "swift"] == [op]
 

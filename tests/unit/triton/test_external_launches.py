@@ -75,3 +75,21 @@ def test_tails_and_blind_rows_are_cleared_and_nothing_else() -> None:
     assert torch.equal(lse[1:], kept_lse[1:])
     assert not out[0].any()
     assert bool((lse[0] == -math.inf).all())
+
+
+def test_rows_are_mixed_and_holes_not_read() -> None:
+    out = torch.randn(6, 2100).bfloat16()
+    out[5] = math.nan
+    ids = torch.tensor([[2, 0], [-1, 1], [-1, -1]])
+    place = torch.tensor([[4, 1], [5, 2], [5, 5]])
+    weights = torch.rand(3, 4).bfloat16()[:, ::2]
+    found = launches.mixed_rows(out, place, ids, weights)
+    w = weights.float()
+    expected = torch.stack(
+        [
+            w[0, 0] * out[4].float() + w[0, 1] * out[1].float(),
+            w[1, 1] * out[2].float(),
+            torch.zeros(2100),
+        ]
+    )
+    torch.testing.assert_close(found.float(), expected, atol=1e-6, rtol=2.0**-8)

@@ -34,11 +34,18 @@ class Measured:
 
 
 _PUBLISHED = "fastest by published figures (kernels.md §1.1, §1.10); not measured here yet"
+_COMPILED = (
+    "triton: DeepGEMM's nvcc stalls for seconds at each new class of shapes; forced, it runs"
+)
 
 MEASURED: tuple[Measured, ...] = (
     Measured("sparse_mla", "prefill", "bf16_576", 128, ("flashmla", "fa3"), _PUBLISHED),
     Measured("sparse_mla", "prefill", "bf16_576", 16, ("fa3", "flashmla"), _PUBLISHED),
     Measured("sparse_mla", "decode", "bf16_576", 128, ("fa3", "flashmla"), _PUBLISHED),
+    Measured("linear_fp8", "prefill", None, 1, ("triton", "deepgemm"), _COMPILED),
+    Measured("linear_fp8", "decode", None, 1, ("triton", "deepgemm"), _COMPILED),
+    Measured("moe_fp8", "prefill", None, 1, ("triton", "deepgemm"), _COMPILED),
+    Measured("moe_fp8", "decode", None, 1, ("triton", "deepgemm"), _COMPILED),
 )
 
 

@@ -1,6 +1,7 @@
-"""DeepGEMM: index scores in FP8, of gathered keys and of pages; FP8 linear layers.
+"""DeepGEMM: index scores in FP8, of gathered keys and of pages; FP8 linears and experts.
 
-In:  what index_scores, index_scores_paged and linear_fp8 take (spec/). Out: as there.
+In:  what index_scores, index_scores_paged, linear_fp8 and moe_fp8 (deepgemm_moe.py) take (spec/).
+Out: as there.
 Contract of the library: kernels.md §1.4, §1.5, §1.14. Under index_k_132 queries and keys are e4m3
 codes times a power of two by definition, so their codes are taken back exactly (codes.py) and the
 query's scale, the softmax scale and the head weight become one fp32 weight a head.
@@ -23,6 +24,7 @@ from gnomon.attention.dispatch import Requirement, Sizes
 from gnomon.attention.layouts.base import PagedPool
 from gnomon.attention.ops.values import RowPages
 from gnomon.attention.providers.external.codes import key_codes, query_codes
+from gnomon.attention.providers.external.deepgemm_moe import GroupedProducts, kernel_of
 from gnomon.attention.providers.external.places import Places, cuda_home, missing
 from gnomon.attention.providers.external.provider import EXTERNAL_RANK, ExternalProvider, Kernel
 from gnomon.attention.providers.torch.linear import linear_fp8 as plain_linear_fp8
@@ -43,6 +45,12 @@ _INDEX_SIZES = (
 )
 _ON_CUDA = frozenset({"cuda"})
 _ON_HOPPER = frozenset({9})
+_PRODUCTS = Requirement(
+    devices=_ON_CUDA,
+    capabilities=_ON_HOPPER,
+    dtypes=frozenset({torch.bfloat16}),
+    can_capture=True,
+)
 REQUIREMENTS = {
     "index_scores": Requirement(
         devices=_ON_CUDA,
@@ -58,16 +66,12 @@ REQUIREMENTS = {
         sizes=(*_INDEX_SIZES, Sizes.of("page_size", (PAGE_SIZE,))),
         can_capture=True,
     ),
-    "linear_fp8": Requirement(
-        devices=_ON_CUDA,
-        capabilities=_ON_HOPPER,
-        dtypes=frozenset({torch.bfloat16}),
-        can_capture=True,
-    ),
+    "linear_fp8": _PRODUCTS,
+    "moe_fp8": _PRODUCTS,
 }
 
 
-class DeepGemmLibrary(Protocol):
+class DeepGemmLibrary(GroupedProducts, Protocol):
     """The functions of the package `deep_gemm` that are called here."""
 
     def fp8_mqa_logits(
@@ -109,6 +113,7 @@ class DeepGemm:
             "lazy_scores": self.lazy_scores,
             "lazy_scores_paged": self.lazy_scores_paged,
             "linear_fp8": self.linear_fp8,
+            "moe_fp8": kernel_of(self._library),
         }
 
     def index_scores(

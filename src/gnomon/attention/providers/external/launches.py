@@ -3,7 +3,8 @@
 In:  operands as the operators get them, any strides. Out: operands as the libraries want them.
 `codes_of_rows`: e4m3 codes and scales of values that hold them exactly (codes.py says what).
 `packed_query`, `packed_lists`: padding.py's pads. `hide_tails`, `clear_blind`: −inf behind a row's
-keys, and 0 and −inf for rows that see nothing, touching only what changes.
+keys, and 0 and −inf for rows that see nothing, touching only what changes. `mixed_rows`: weighted
+sums of rows that experts computed.
 Imported only where a tensor is on a GPU; nothing here waits for it.
 """
 
@@ -20,6 +21,7 @@ from gnomon.attention.providers.triton.language import (
     is_finite,
     padded,
     power_of_two_scale,
+    round_to,
 )
 
 ROWS = 16
@@ -160,3 +162,32 @@ def clear_blind(out: Tensor, lse: Tensor, visible: Tensor) -> None:
         out, lse, visible, out.stride(0), lse.stride(0), lse.stride(1),
         H=num_heads, HP=padded(num_heads), WIDTH=num_heads * dim, BLOCK=TAIL,
     )  # fmt: skip
+
+
+@triton.jit
+def _mix(out, place, ids, weights, mixed, D, I_ROW, W_ROW, W_COL,
+         K: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for j in range(K):
+        if tl.load(ids + row * I_ROW + j) >= 0:
+            at = tl.load(place + row * K + j)
+            weight = tl.load(weights + row * W_ROW + j * W_COL).to(tl.float32)
+            part = tl.load(out + at * D + column, mask=column < D, other=0.0).to(tl.float32)
+            total += weight * part
+    held = round_to(total, mixed.dtype.element_ty)
+    tl.store(mixed + row * D + column, held, mask=column < D)
+
+
+def mixed_rows(out: Tensor, place: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+    """[R, D] = Σ_j weights[r, j] · out[place[r, j]] in fp32, over the j with ids[r, j] >= 0."""
+    num_rows, num_choices = ids.shape
+    ids = ids.contiguous()
+    width = out.shape[1]
+    mixed = out.new_empty((num_rows, width))
+    _mix[(num_rows, triton.cdiv(width, TAIL))](
+        out, place, ids, weights, mixed, width,
+        ids.stride(0), weights.stride(0), weights.stride(1), K=num_choices, BLOCK=TAIL,
+    )  # fmt: skip
+    return mixed
