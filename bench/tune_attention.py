@@ -35,23 +35,33 @@ PLAIN, PACKED = PlainLayout(torch.bfloat16, 576), Fp8LatentLayout(512, 64)
 FEW_PLAIN = [
     ListTile(16, 64, 8, 2),
     ListTile(16, 64, 8, 2, reads_ahead=True),
+    ListTile(16, 64, 8, 3, reads_ahead=True),
     ListTile(16, 64, 4, 2),
-    ListTile(16, 64, 8, 4),
     ListTile(16, 32, 4, 2),
-    ListTile(16, 32, 4, 4),
-    ListTile(16, 32, 8, 4),
+    ListTile(16, 32, 4, 3, reads_ahead=True),
+    ListTile(16, 32, 8, 3, reads_ahead=True),
 ]
 FEW_PACKED = [
     ListTile(16, 64, 8, 2),
-    ListTile(16, 64, 8, 2, reads_ahead=True),
+    ListTile(16, 64, 8, 3, reads_ahead=True),
     ListTile(16, 32, 4, 2),
     ListTile(16, 32, 4, 2, reads_ahead=True),
-    ListTile(16, 32, 4, 4),
-    ListTile(16, 32, 8, 2),
-    ListTile(16, 32, 8, 4),
+    ListTile(16, 32, 4, 3, reads_ahead=True),
+    ListTile(16, 32, 4, 4, reads_ahead=True),
+    ListTile(16, 32, 8, 3, reads_ahead=True),
 ]
-MANY = [ListTile(64, 64, 8, 2), ListTile(64, 64, 8, 2, reads_ahead=True)]
-MIDDLE = [ListTile(32, 64, 8, 2), ListTile(32, 64, 8, 2, reads_ahead=True), MANY[0]]
+MANY_PLAIN = [
+    ListTile(64, 64, 8, 2),
+    ListTile(64, 64, 8, 2, reads_ahead=True),
+    ListTile(64, 32, 8, 3, reads_ahead=True),
+]
+MANY_PACKED = [
+    ListTile(64, 64, 8, 2),
+    ListTile(64, 64, 8, 2, reads_ahead=True),
+    ListTile(64, 64, 8, 3, reads_ahead=True),
+    ListTile(64, 32, 8, 3, reads_ahead=True),
+]
+MIDDLE = [ListTile(32, 64, 8, 2), ListTile(32, 64, 8, 2, reads_ahead=True), *MANY_PLAIN[:2]]
 DENSE = [DenseTile(128, 64, 8, 3), DenseTile(128, 128, 8, 2), DenseTile(128, 64, 8, 2)]
 DENSE += [DenseTile(64, 64, 4, 3), DenseTile(128, 64, 4, 3)]
 
@@ -73,27 +83,27 @@ class Cell:
 
 
 PREFILL = [
-    Cell(PLAIN, 4096, 128, MANY[:2]),
-    Cell(PLAIN, 4096, 64, MANY[:2]),
+    Cell(PLAIN, 4096, 128, MANY_PLAIN),
+    Cell(PLAIN, 4096, 64, MANY_PLAIN),
     Cell(PLAIN, 4096, 32, MIDDLE),
     Cell(PLAIN, 4096, 16, FEW_PLAIN),
-    Cell(PACKED, 4096, 128, MANY[:2]),
+    Cell(PACKED, 4096, 128, MANY_PACKED),
 ]
 DECODE = [
     Cell(PACKED, 1, 16, FEW_PACKED, (8, 16)),
     Cell(PACKED, 16, 16, FEW_PACKED, (8, 16)),
     Cell(PACKED, 64, 16, FEW_PACKED, (1, 2, 4, 6)),
     Cell(PACKED, 128, 16, FEW_PACKED, (1, 2, 3)),
-    Cell(PACKED, 1, 64, MANY, (8, 12, 16)),
-    Cell(PACKED, 16, 64, MANY, (4, 8)),
-    Cell(PACKED, 64, 64, MANY, (2, 4)),
-    Cell(PACKED, 128, 64, MANY, (1, 2)),
-    Cell(PACKED, 1, 128, MANY, (8, 12, 16)),
-    Cell(PACKED, 16, 128, MANY, (4, 8)),
-    Cell(PACKED, 64, 128, MANY, (1, 2)),
-    Cell(PACKED, 128, 128, MANY, (1,)),
+    Cell(PACKED, 1, 64, MANY_PACKED, (8, 12, 16)),
+    Cell(PACKED, 16, 64, MANY_PACKED, (4, 8)),
+    Cell(PACKED, 64, 64, MANY_PACKED, (2, 4)),
+    Cell(PACKED, 128, 64, MANY_PACKED, (1, 2)),
+    Cell(PACKED, 1, 128, MANY_PACKED, (8, 12, 16)),
+    Cell(PACKED, 16, 128, MANY_PACKED, (4, 8)),
+    Cell(PACKED, 64, 128, MANY_PACKED, (1, 2)),
+    Cell(PACKED, 128, 128, MANY_PACKED, (1,)),
     Cell(PLAIN, 64, 16, FEW_PLAIN, (2, 4)),
-    Cell(PLAIN, 64, 128, MANY[:2], (1, 2)),
+    Cell(PLAIN, 64, 128, MANY_PLAIN, (1, 2)),
 ]
 
 
