@@ -94,12 +94,15 @@ def sparse_truth(q: Tensor, pool: PagedPool, slots: Tensor, count: Tensor) -> tu
 def close(
     found: tuple[Tensor, Tensor], truth: tuple[Tensor, Tensor], relative: float = 3.01 / 128
 ) -> None:
-    """Within FlashMLA's bounds; lse within 1e-3 (P and scales are rounded to bf16 inside)."""
+    """Within FlashMLA's relative bound, plus 2^-8 of the largest value of the row and head: what
+    rounding the weights to bf16 may do to it. lse within 1e-3.
+    """
     out, lse = (t.double() for t in found)
     assert out.shape == truth[0].shape, (out.shape, truth[0].shape)
     assert lse.shape == truth[1].shape, (lse.shape, truth[1].shape)
-    error = (out - truth[0]).abs() - relative * truth[0].abs()
-    assert float(error.max()) <= 8e-4, f"out: {float(error.max()):.2e} beyond {relative:.4f} rel"
+    allowed = relative * truth[0].abs() + 2.0**-8 * truth[0].abs().amax(-1, keepdim=True)
+    share = (out - truth[0]).abs() / allowed.clamp_min(1e-30)
+    assert float(share.max()) <= 1, f"out: {float(share.max()):.2f} of what is allowed"
     is_empty = truth[1] == -math.inf
     assert torch.equal(lse == -math.inf, is_empty), "lse of rows without keys"
     assert float((lse - truth[1])[~is_empty].abs().max()) < 1e-3, "lse"
