@@ -7,6 +7,8 @@ kernel cache.
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -132,18 +134,48 @@ def test_padding_of_a_bucket_changes_nothing(num_live, has_static):
     assert not bool(flags.any())
 
 
+@pytest.fixture
+def no_waiting() -> Iterator[Callable[[], None]]:
+    """Call it: from then on, up to the end of the test, waiting for the device raises."""
+
+    def begin() -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # "a prototype feature"
+            torch.cuda.set_sync_debug_mode("error")
+
+    yield begin
+    torch.cuda.set_sync_debug_mode("default")
+
+
 @pytest.mark.parametrize("has_static", [True, False])
-def test_a_decode_step_waits_for_nothing(has_static):
+def test_a_decode_step_waits_for_nothing(has_static, no_waiting):
     core = core_on("cuda", has_static=has_static)
     batch = decode_batch(core, 8)
     parts = core._parts
     parts.sampler.launch(parts.runner.run(batch).logits, batch.samples)  # what is lazy
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        output = parts.runner.run(batch)
-        parts.sampler.launch(output.logits, batch.samples)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+    no_waiting()
+    output = parts.runner.run(batch)
+    parts.sampler.launch(output.logits, batch.samples)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_prefill_step_waits_for_nothing(dtype, no_waiting):
+    core = core_on("cuda", dtype=dtype)
+    parts = core._parts
+    core.add([request(f"p{i}", prompt(n, i), 5) for i, n in enumerate((130, 40, 7))])
+    batch = parts.builder.build(parts.scheduler.schedule())
+    parts.sampler.launch(parts.runner.run(batch).logits, batch.samples)
+    no_waiting()
+    output = parts.runner.run(batch)
+    parts.sampler.launch(output.logits, batch.samples)
+
+
+@pytest.mark.parametrize("model", [V32, GLM])
+def test_overlapped_steps_give_the_same_tokens(model):
+    requests = [*twenty(), request("warm", prompt(70, 20), 12, temperature=0.9, top_p=0.8, seed=5)]
+    requests.append(request("scored", prompt(33, 21), 9, logprobs=2))
+    overlapped, plain = (core_on("cuda", model=model, overlap=mode) for mode in ("on", "off"))
+    assert outputs(overlapped, requests) == outputs(plain, requests)
 
 
 def test_memory_does_not_grow_after_the_warm_up():

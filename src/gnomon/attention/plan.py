@@ -171,8 +171,15 @@ def plan_step(
         context_chunks=context,
         scratch_bytes=max(scratch, default=0),
         bucket=axis.num_rows,
-        graph_key=GraphKey(axis.num_rows, len(routes), width) if all_decode else None,
+        graph_key=_graph_key(axis, routes, dims, width) if all_decode else None,
     )
+
+
+def _graph_key(
+    axis: RowAxis, routes: tuple[Route, ...], dims: AttentionDims, width: int
+) -> GraphKey:
+    """Captured lists are as wide as any can get, so that lengths are no part of a key."""
+    return GraphKey(axis.num_rows, len(routes), dims.index_topk or width)
 
 
 def _longest(axis: RowAxis) -> int:

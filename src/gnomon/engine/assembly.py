@@ -42,7 +42,7 @@ from gnomon.engine.schedule_config import SchedulerConfig
 from gnomon.engine.scheduler import Scheduler
 from gnomon.engine.shadow import Shadow
 from gnomon.engine.step_checks import PagePoison
-from gnomon.engine.step_rules import batch_rules, graph_rules, with_overrides
+from gnomon.engine.step_rules import batch_rules, graph_rules, overlaps, with_overrides
 from gnomon.engine.wire import EngineInfo
 from gnomon.models.config import ModelConfig
 from gnomon.models.params import param_dtype, param_specs
@@ -65,6 +65,7 @@ class Parts:
     info: EngineInfo
     checker: StepChecker | None = None  # what checked mode has found; None if it is off
     witness: Witness | None = None  # runs the steps where some are recorded or shadowed
+    overlaps: bool = False  # a step is queued before the one ahead of it has landed
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +193,7 @@ def put_together(
         info=info,
         checker=checker,
         witness=_witness(found, loaded, runner, cache),
+        overlaps=overlaps(resolved, found.recording is not None),
     )
 
 

@@ -77,6 +77,18 @@ class DecodeBatch:
     request_ids: tuple[str, ...]
     eager: Callable[[], Batch]  # the same step without a graph
     prompt_rows: tuple[PromptRows, ...] = ()
+    feed: NDArray[np.int64] | None = None  # [B]: as Fed.rows says of each row, -1 where it is known
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fed:
+    """What the step before is sampling: token_ids int64 [M] on the device, and whose they are.
+
+    rows: request id -> row of token_ids.
+    """
+
+    token_ids: Tensor
+    rows: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +117,12 @@ class BatchBuilder:
         for table in self._tables.values():
             table.drop(request_id)
 
-    def build(self, schedule: StepSchedule) -> Batch | DecodeBatch:
-        """The batch of a schedule that is not empty."""
+    def build(self, schedule: StepSchedule, fed: Fed | None = None) -> Batch | DecodeBatch:
+        """The batch of a schedule that is not empty; `fed`: for its items that run ahead."""
         items = schedule.items
         bucket = bucket_of(len(items), self._rules.graph_rows)
         if bucket is None or not all(_is_plain_decode(item) for item in items):
-            return self._eager(schedule)
+            return self._eager(schedule, fed)
         size = self._rules.page_size
         kv_len = np.fromiter((item.kv_len for item in items), np.int32, len(items))
         pages, request = self._lines(schedule), np.arange(len(items), dtype=np.int32)
@@ -125,7 +137,8 @@ class BatchBuilder:
             pages=pages,
             samples=tuple(SampleRow(item.request, item.kv_len) for item in items),
             request_ids=tuple(item.request_id for item in items),
-            eager=partial(self._eager, schedule),
+            eager=partial(self._eager, schedule, fed),
+            feed=None if fed is None else _feed(items, fed),
         )
 
     def _lines(self, schedule: StepSchedule) -> dict[str, NDArray[np.int32]]:
@@ -134,7 +147,7 @@ class BatchBuilder:
             for place, group in enumerate(schedule.groups)
         }
 
-    def _eager(self, schedule: StepSchedule) -> Batch:
+    def _eager(self, schedule: StepSchedule, fed: Fed | None) -> Batch:
         rules, items = self._rules, schedule.items
         tables = self._lines(schedule)
         live = build_geometry(
@@ -154,6 +167,11 @@ class BatchBuilder:
         ends = np.cumsum([item.num_new_tokens for item in items])
         sampled = [place for place, item in enumerate(items) if item.needs_sample]
         token_ids, logit_rows = upload([ids, ends[sampled] - 1], rules.device)
+        if fed is not None:
+            feed = _feed(items, fed)
+            ahead = np.flatnonzero(feed >= 0)  # of one row each: their last is their only one
+            into, source = upload([ends[ahead] - 1, feed[ahead]], rules.device)
+            token_ids.index_copy_(0, into, fed.token_ids.index_select(0, source))
         return Batch(
             token_ids=RowTensor(geometry.rows, token_ids),
             geometry=geometry,
@@ -165,6 +183,12 @@ class BatchBuilder:
             prompt_rows=_prompt_rows(items, ends),
             request_ids=tuple(item.request_id for item in items),
         )
+
+
+def _feed(items: Sequence[ScheduledRequest], fed: Fed) -> NDArray[np.int64]:
+    """For each item the row of `fed` that holds its token, -1 for items that do not run ahead."""
+    rows = [fed.rows[item.request_id] if item.is_ahead else -1 for item in items]
+    return np.array(rows, dtype=np.int64)
 
 
 def _is_plain_decode(item: ScheduledRequest) -> bool:

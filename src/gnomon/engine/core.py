@@ -6,18 +6,21 @@ A fault of one request (NaN in its rows, a broken rule of checked mode) ends tha
 finish_reason "error" and touches no other. An exception out of `step` ends all requests of that
 step, without deltas: whoever drives the engine must tell their clients; process.py takes it as
 fatal.
-Single-threaded; steps do not overlap.
+Single-threaded. Where steps overlap (`Parts.overlaps`), `step` queues a step on the device and then
+lands the one before: its tokens come to the host, are committed and become deltas, while the device
+works on. The tokens are the same either way. They do not overlap while somebody listens.
 Not here: text, other processes (process.py), what the parts do.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import msgspec
 
 from gnomon.engine.assembly import Parts, Progress, assemble
-from gnomon.engine.batch import Batch, DecodeBatch
+from gnomon.engine.batch import Batch, DecodeBatch, Fed
 from gnomon.engine.config import EngineConfig
 from gnomon.engine.landing import Landing
 from gnomon.engine.messages import (
@@ -28,10 +31,26 @@ from gnomon.engine.messages import (
     TokenLogprobs,
 )
 from gnomon.engine.runner import RunOutput, Taps
-from gnomon.engine.sampler import SampledRows
+from gnomon.engine.sampler import PendingSample, SampledRows
 from gnomon.engine.schedule_step import StepSchedule
 from gnomon.engine.wire import EngineInfo
 from gnomon.errors import GnomonError
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Launched:
+    """A step that is queued on the device and has not landed."""
+
+    schedule: StepSchedule
+    batch: Batch | DecodeBatch
+    output: RunOutput
+    pending: PendingSample
+    landing: Landing
+
+    def fed(self) -> Fed:
+        """Its tokens, for the step after it to feed on."""
+        names = (row.request.request_id for row in self.batch.samples)
+        return Fed(self.pending.token_ids, {name: row for row, name in enumerate(names)})
 
 
 class EngineCore:
@@ -41,6 +60,7 @@ class EngineCore:
         self.taps: Taps | None = None
         self._parts = parts
         self._prompt_logprobs: dict[str, list[TokenLogprobs | None]] = {}
+        self._in_flight: _Launched | None = None
 
     @property
     def info(self) -> EngineInfo:
@@ -50,7 +70,7 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """Whether `step` has something to do."""
-        return self._parts.scheduler.has_work
+        return self._parts.scheduler.has_work or self._in_flight is not None
 
     def stats(self) -> EngineStats:
         """Gauges and counters as they are now."""
@@ -106,29 +126,64 @@ class EngineCore:
         return self.abort(self._parts.scheduler.request_ids)
 
     def step(self) -> list[OutputDelta]:
-        """Bring the requests forward by one step."""
+        """Bring the requests forward by one step; where steps overlap, the deltas lag by one."""
+        before, self._in_flight = self._in_flight, None
+        is_overlapping = self._parts.overlaps and self.taps is None
+        deltas: list[OutputDelta] = []
+        if before is not None and not is_overlapping:
+            deltas, before = self._land(before), None
+        launched = self._launch(before)
+        if is_overlapping:
+            self._in_flight, launched = launched, before
+        return deltas if launched is None else deltas + self._land(launched)
+
+    def _launch(self, before: _Launched | None) -> _Launched | None:
+        """Queue the next step on the device, if there is one; `before` is still in flight."""
         parts = self._parts
-        schedule = parts.scheduler.schedule()
+        schedule = parts.scheduler.schedule(is_ahead=before is not None)
         for request_id in schedule.released:
             self._forget(request_id)
         if schedule.is_empty:
-            if parts.scheduler.has_work:
+            if parts.scheduler.has_work and before is None:
                 raise GnomonError("requests wait but none can run: the scheduler is stuck")
-            return []
+            return None
         try:
-            batch = parts.builder.build(schedule)
+            batch = parts.builder.build(schedule, None if before is None else before.fed())
             output = self._run(schedule.step_id, batch)
             pending = parts.sampler.launch(output.logits, batch.samples)
+            if parts.overlaps:
+                parts.runner.remember(pending.token_ids)
             landing = Landing((pending.token_ids, pending.greatest, output.verdict.flags))
-            token_ids, greatest, flags = landing.wait()
+        except BaseException as error:  # an interrupt too: its pages must not stay in flight
+            self._fail(error, before, schedule)
+            raise
+        return _Launched(schedule, batch, output, pending, landing)
+
+    def _land(self, launched: _Launched) -> list[OutputDelta]:
+        """Wait for a step, commit it, say what it brought."""
+        output, pending = launched.output, launched.pending
+        try:
+            token_ids, greatest, flags = launched.landing.wait()
             sampled = pending.finish(token_ids, greatest)
             faults = output.verdict.faults(flags)
-        except BaseException as error:  # an interrupt too: its pages must not stay in flight
-            parts.scheduler.fail_step(schedule, "the step was not completed")
-            error.add_note(f"in step {schedule.step_id}")
+        except BaseException as error:
+            after = None if self._in_flight is None else self._in_flight.schedule
+            self._in_flight = None
+            self._fail(error, launched, after)
             raise
-        self._keep_prompt_logprobs(batch, output)
-        return self._commit(schedule, faults, sampled, batch)
+        self._keep_prompt_logprobs(launched.batch, output)
+        return self._commit(launched.schedule, faults, sampled, launched.batch)
+
+    def _fail(
+        self, error: BaseException, first: _Launched | None, second: StepSchedule | None
+    ) -> None:
+        """Give up the steps that had begun, in their order; name them in the error."""
+        schedules = [] if first is None else [first.schedule]
+        schedules += [] if second is None else [second]
+        for schedule in schedules:
+            self._parts.scheduler.fail_step(schedule, "the step was not completed")
+        steps = " or ".join(str(schedule.step_id) for schedule in schedules)
+        error.add_note(f"in step {steps}")
 
     def _run(self, step_id: int, batch: Batch | DecodeBatch) -> RunOutput:
         """Run the batch; before witnesses, where steps are recorded or shadowed."""
@@ -171,6 +226,8 @@ class EngineCore:
     def _keep_prompt_logprobs(self, batch: Batch | DecodeBatch, output: RunOutput) -> None:
         """Collect a prompt's scores chunk by chunk; a recomputed chunk replaces its first run."""
         for part in batch.prompt_rows:
+            if not self._parts.scheduler.is_alive(part.request):
+                continue  # it ended while its step was in flight
             name = part.request.request_id
             kept = self._prompt_logprobs.setdefault(name, [None])
             kept[part.first :] = output.prompt_logprobs[name]

@@ -150,11 +150,15 @@ class DecodeGraphs:
             raise GeometryError(
                 f"no graph of {batch.bucket} rows; there are {sorted(self._captured)}"
             )
-        self.buffers.refresh(batch)
+        self.buffers.refresh(batch, batch.feed)
         captured.replay()
         logits, flags = captured.outputs
         num_live = len(batch.request_ids)
         return logits[:num_live], flags[:, :num_live]
+
+    def remember(self, token_ids: Tensor) -> None:
+        """What a step is sampling, int64 [M] on the device: the next one may feed on it."""
+        self.buffers.sampled[: token_ids.shape[0]].copy_(token_ids)
 
     def _work(self, geometry: Geometry, plan: StepPlan) -> Work:
         def work() -> Outputs:

@@ -1,7 +1,8 @@
 """RequestState: one request inside the engine, its tokens, its pages and when it ends.
 
 Owned and changed by the Scheduler alone. Invariants:
-    num_computed <= num_scheduled <= len(tokens)     committed rows; those of steps in flight too
+    num_computed <= num_scheduled     committed rows; those of steps in flight too
+    num_scheduled <= len(tokens) + num_pending     at most one row ahead of the tokens known
     spans cover positions [0, num_scheduled), and none are held unless the request runs
     tokens only grows: prompt, then outputs; a preempted request keeps them and computes them again
 Not here: policy (engine/scheduler.py), reference counts (cache/pages.py).
@@ -90,9 +91,11 @@ class RequestState:
         "_eos",
         "_num_output_at_limit",
         "key",
+        "may_run_ahead",
         "num_cached_tokens",
         "num_computed",
         "num_in_flight",
+        "num_pending",
         "num_preemptions",
         "num_prompt",
         "num_registered",
@@ -117,6 +120,8 @@ class RequestState:
         self.num_computed = 0
         self.num_scheduled = 0
         self.num_in_flight = 0  # steps begun and not committed that name it
+        self.num_pending = 0  # tokens that steps in flight sample for it
+        self.may_run_ahead = params.is_blind  # the next token may be fed on unseen
         self.num_preemptions = 0
         self.num_cached_tokens = -1  # set at the first start
         self.table = self._empty_table = empty_table
@@ -142,6 +147,16 @@ class RequestState:
     def may_share(self) -> bool:
         """Whether cached pages are of use: with prompt_logprobs every row must be computed."""
         return self.request.params.prompt_logprobs is None
+
+    @property
+    def can_run_ahead(self) -> bool:
+        """Whether the row after its pending token may be scheduled: it will surely be wanted.
+
+        Not if that token ends it by length; if it ends it by its value, the row is for nothing.
+        """
+        num_output = len(self.tokens) + 1 - self.num_prompt
+        is_next = self.num_pending == 1 and self.num_scheduled == len(self.tokens)
+        return self.may_run_ahead and is_next and num_output < self._num_output_at_limit
 
     def append(self, token_id: int) -> tuple[FinishReason, int | None] | None:
         """Take one generated token; (finish_reason, stop_reason) if it ends the request.
@@ -203,7 +218,8 @@ class RequestState:
         ]
         is_running = self.status is Status.RUNNING
         claims = {
-            "counts": 0 <= self.num_computed <= self.num_scheduled <= len(self.tokens),
+            "counts": 0 <= self.num_computed <= self.num_scheduled,
+            "known tokens": self.num_scheduled <= len(self.tokens) + self.num_pending,
             "coverage": len(table) * span_tokens >= self.num_scheduled,
             "holding": is_running or not table.spans,
             "rows": is_running or self.num_scheduled == 0,

@@ -132,6 +132,12 @@ class Runner:
             prompt_logprobs=self._score_prompts(batch, hidden),
         )
 
+    @torch.inference_mode()
+    def remember(self, token_ids: Tensor) -> None:
+        """What is being sampled, int64 [M] on the device: for a captured step that feeds on it."""
+        if self._graphs is not None:
+            self._graphs.remember(token_ids)
+
     def _skips_check(self) -> bool:
         """Whether checked mode has nothing to look at in the next step, which then counts."""
         return self._checker is None or self._checker.skip_step()

@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -53,7 +52,7 @@ class PendingSample:
 
     token_ids: Tensor  # [M] int64
     greatest: Tensor  # [M] maximum of the edited logits
-    logits: Tensor  # [M, V] raw; read by finish() where log-probabilities are asked for
+    scored: Tensor  # raw logits [m, V] of the rows that ask for log-probabilities, a copy
     states: tuple[SamplingState, ...]
 
     def finish(self, token_ids: NDArray[np.int64], greatest: NDArray[np.float64]) -> SampledRows:
@@ -68,7 +67,7 @@ class PendingSample:
         for state, token_id, error in zip(self.states, chosen, errors, strict=True):
             if state.counts is not None and error is None:
                 state.counts.add(token_id)
-        logprobs = _logprobs(self.logits, self.token_ids, self.states, errors)
+        logprobs = _logprobs(self.scored, self.token_ids, self.states, errors)
         return SampledRows(tuple(chosen), logprobs, errors)
 
 
@@ -108,6 +107,10 @@ class Sampler:
         if not rows:
             nothing = logits.new_empty(0)
             return PendingSample(nothing.long(), nothing, logits, states)
+        asked = _asked(states)
+        scored = logits[:0]
+        if asked:  # the logits' memory may be another step's by the time of finish()
+            scored = logits.index_select(0, upload([np.array(asked)], logits.device)[0])
         edits = [
             EditRow(index, position, state)
             for index, (state, position) in enumerate(zip(states, positions, strict=True))
@@ -126,7 +129,7 @@ class Sampler:
             settings = [(states[row], positions[row]) for row in random_rows]
             picked = edited if is_all else edited[index]
             chosen[index] = draw(picked, _filters(settings, picked))
-        return PendingSample(chosen, greatest, logits, states)
+        return PendingSample(chosen, greatest, scored, states)
 
 
 def _filters(settings: Sequence[tuple[SamplingState, int]], logits: Tensor) -> Filters:
@@ -145,23 +148,26 @@ def _filters(settings: Sequence[tuple[SamplingState, int]], logits: Tensor) -> F
     return Filters(temperature, top_k_there, top_p, min_p, uniform)
 
 
+def _asked(states: Sequence[SamplingState]) -> list[int]:
+    """Rows whose requests ask for log-probabilities."""
+    return [row for row, state in enumerate(states) if state.params.logprobs is not None]
+
+
 def _logprobs(
-    logits: Tensor,
+    scored: Tensor,
     chosen: Tensor,
     states: Sequence[SamplingState],
     errors: Sequence[str | None],
 ) -> tuple[TokenLogprobs | None, ...]:
-    """Log-probabilities under the raw logits, for the rows that ask for them."""
-    asked = [
-        row
-        for row, (state, error) in enumerate(zip(states, errors, strict=True))
-        if state.params.logprobs is not None and error is None
-    ]
+    """Log-probabilities under the raw logits `scored` of the rows that ask for them."""
     found: list[TokenLogprobs | None] = [None] * len(states)
+    asked = [(place, row) for place, row in enumerate(_asked(states)) if errors[row] is None]
     if asked:
-        index = torch.tensor(asked, device=logits.device)
-        counts = [states[row].params.logprobs or 0 for row in asked]
-        values = token_logprobs(logits[index], chosen[index], counts)
-        for row, value in zip(asked, values, strict=True):
+        places, rows = upload(
+            [np.array(column) for column in zip(*asked, strict=True)], chosen.device
+        )
+        counts = [states[row].params.logprobs or 0 for _, row in asked]
+        values = token_logprobs(scored[places], chosen[rows], counts)
+        for (_, row), value in zip(asked, values, strict=True):
             found[row] = value
     return tuple(found)

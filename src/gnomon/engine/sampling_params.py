@@ -82,6 +82,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         """Whether the best token is taken, without noise."""
         return self.temperature == 0.0
 
+    @property
+    def is_blind(self) -> bool:
+        """Whether a token may be fed on before the host sees it: nothing counts or scores it."""
+        has_penalty = self.presence_penalty or self.frequency_penalty
+        is_counted = has_penalty or self.repetition_penalty != 1.0
+        return not is_counted and self.logprobs is None and self.prompt_logprobs is None
+
     def validate(self, vocab_size: int) -> None:
         """Ask what needs the model: every token id named lies in [0, vocab_size)."""
         for token_id in self.stop_token_ids:

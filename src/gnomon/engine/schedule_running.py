@@ -78,8 +78,10 @@ class RunningSet:
             if num_rows > 1:
                 behind = len(running) - place
                 num_rows = min(num_rows, self._max_chunk, max(1, draft.rows_left - behind))
-            if num_rows == 0:
-                continue  # its next token is being computed
+            if num_rows <= 0:  # its next token is being computed
+                if not (draft.is_ahead and state.can_run_ahead):
+                    continue
+                num_rows = 1
             if self._make_room(state, state.num_scheduled + num_rows):
                 draft.add(state, num_rows)
             else:

@@ -28,6 +28,8 @@ class ScheduledRequest(msgspec.Struct, frozen=True, gc=False):
                   enough for kv_len tokens, maybe more
     needs_sample  the last row's logits give the request's next token, at position kv_len
     tokens        the request's whole sequence (prompt and output), growing: read tokens[:kv_len]
+    is_ahead      its one token is what the step before samples, which the host has not seen yet;
+                  token_ids holds a 0 in its place
     """
 
     request: EngineRequest
@@ -38,6 +40,7 @@ class ScheduledRequest(msgspec.Struct, frozen=True, gc=False):
     needs_sample: bool
     tokens: list[int]
     num_preemptions: int = 0
+    is_ahead: bool = False
 
     @property
     def request_id(self) -> str:

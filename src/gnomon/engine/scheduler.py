@@ -11,7 +11,9 @@ tokens kept, and it waits at its old place. So nobody is pushed out by a later o
 is let in who would not fit alone, everybody gets done.
 
 Steps may overlap: `schedule` can be called before earlier steps are committed; rows that depend on
-a token still unknown are left for later. Steps are committed (or failed) in the order of their ids.
+a token still unknown are left for later, or, if the caller can feed it (`is_ahead`), go on blindly:
+a request that this token ends has then computed one row for nothing, and its pages are given back
+when that step retires. Steps are committed (or failed) in the order of their ids.
 A step costs O(running requests + its rows), however many wait.
 Not here: tensors, sampling, stop strings, time.
 """
@@ -180,9 +182,13 @@ class Scheduler:
 
     # ------------------------------------------------------------ steps
 
-    def schedule(self) -> StepSchedule:
-        """The next step; empty if nothing can be computed now."""
-        draft = StepDraft(self.config.max_num_batched_tokens)
+    def schedule(self, is_ahead: bool = False) -> StepSchedule:
+        """The next step; empty if nothing can be computed now.
+
+        `is_ahead`: requests whose next token a step in flight samples may go on, one row each,
+        unless that token or their parameters must be known first.
+        """
+        draft = StepDraft(self.config.max_num_batched_tokens, is_ahead)
         self._running.fill(draft)
         items = draft.items()
         self._step_tokens = self.config.max_num_batched_tokens - draft.rows_left
@@ -218,6 +224,7 @@ class Scheduler:
         deltas = []
         for item, state in alive:
             state.num_in_flight -= 1
+            state.num_pending -= item.needs_sample
             if state.num_preemptions == item.num_preemptions:  # else it starts from nothing again
                 self._advance(state, item.kv_len)
             if item.needs_sample:
@@ -231,6 +238,11 @@ class Scheduler:
         self.pages.retire_step(step.step_id)
         ids = [item.request_id for item in step.items if self._state_of(item)]
         return [delta for request_id in ids if (delta := self.fail(request_id, message))]
+
+    def is_alive(self, request: EngineRequest) -> bool:
+        """Whether this very request has not ended."""
+        state = self._states.get(request.request_id)
+        return state is not None and state.request is request
 
     def _state_of(self, item: ScheduledRequest) -> RequestState | None:
         """The request of an item, unless it has ended (its id may be in use again)."""

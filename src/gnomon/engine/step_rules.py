@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from gnomon.attention.checked import CheckLevel
 from gnomon.attention.decode_plan import decode_buckets
 from gnomon.attention.dispatch import Choice
 from gnomon.attention.plan import Budget, Capabilities
@@ -61,6 +62,15 @@ def graph_rules(rules: BatchRules, max_len: int, groups: Sequence[str]) -> Graph
         capabilities=rules.capabilities,
         budget=rules.budget,
     )
+
+
+def overlaps(resolved: ResolvedConfig, is_recorded: bool) -> bool:
+    """Whether steps overlap: by the flag, and not where each step is looked at before the next."""
+    config = resolved.given
+    is_watched = is_recorded or config.shadow > 0 or resolved.check is not CheckLevel.OFF
+    is_wished = config.overlap == "on"
+    is_wished |= config.overlap == "auto" and resolved.device.type == "cuda"
+    return is_wished and not is_watched
 
 
 def capabilities_of(choices: Sequence[Choice]) -> Capabilities:
