@@ -17,7 +17,7 @@ import torch
 
 from gnomon.bench.step_inputs import decode_schedule, pages_needed, prefill_schedules
 from gnomon.bench.step_profile import KernelTime, profile_call
-from gnomon.bench.timing import Timing, cover, device_events
+from gnomon.bench.timing import Timing, cover, device_events, time_calls
 from gnomon.engine.assembly import Parts
 from gnomon.engine.schedule_step import StepSchedule
 
@@ -36,11 +36,15 @@ class StepCell:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Times of one cell in microseconds; ``reason`` says why there are none."""
+    """Times of one cell in microseconds; ``reason`` says why there are none.
+
+    ``head``: of the vocabulary's product alone, which ``device`` holds too.
+    """
 
     cell: StepCell
     device: Timing | None = None
     host: Timing | None = None
+    head: Timing | None = None
     kernels: tuple[KernelTime, ...] = ()
     reason: str = ""
 
@@ -79,12 +83,22 @@ def _bench_cell(parts: Parts, cell: StepCell, max_tokens: int, with_profile: boo
         taken = _timed(parts, steps, device)
         device_us.append(taken[0])
         host_us.append(taken[1])
+    head = _time_head(parts, cell.batch, device)
     kernels: tuple[KernelTime, ...] = ()
     if with_profile and device.type == "cuda":
         kernels = profile_call(lambda: _run(parts, steps), device)
     for item in steps[0].items:
         parts.builder.drop(item.request_id)
-    return StepResult(cell, Timing.of(device_us), Timing.of(host_us), kernels)
+    return StepResult(cell, Timing.of(device_us), Timing.of(host_us), head, kernels)
+
+
+def _time_head(parts: Parts, num_rows: int, device: torch.device) -> Timing | None:
+    model = parts.runner.model
+    hidden = torch.zeros(
+        num_rows, model.config.hidden_size, dtype=model.embedding.dtype, device=device
+    )
+    taken = time_calls({"head": lambda: model.logits(hidden)}, device, num_runs=5)["head"]
+    return taken if isinstance(taken, Timing) else None
 
 
 def _run(parts: Parts, steps: Sequence[StepSchedule]) -> None:

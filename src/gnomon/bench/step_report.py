@@ -2,8 +2,9 @@
 
 In:  StepResults; perhaps a file of a peer's times. Out: text and plain values.
 A peer's file maps "decode BxL" and "prefill BxL" to milliseconds, beside the ceilings of its own
-run ("copy_gb_s", "matmul_tflop_s"): its times are shown as they are and scaled by the ratio of the
-copy ceilings, since a step is bound by memory where it is not bound by products.
+run ("copy_gb_s", "matmul_tflop_s"): its times are shown as they are and scaled: those of decode by
+the ratio of the copy ceilings, those of prefill by that of the products. Where the file says
+"has_head": false, ours are compared without the vocabulary's product.
 Not here: the measurements (step.py).
 """
 
@@ -20,7 +21,7 @@ from gnomon.bench.step import StepCell, StepResult
 from gnomon.errors import ConfigError
 
 HEADING = (
-    f"{'step':<22} {'device ms':>10} {'p10..p90':>16} {'host ms':>8} {'launches':>8} "
+    f"{'step':<22} {'device ms':>10} {'p10..p90':>16} {'head':>6} {'host ms':>8} {'launches':>8} "
     f"{'peer ms':>8} {'scaled':>8} {'ours/peer':>9}"
 )
 SHOWN_KERNELS = 24
@@ -32,17 +33,19 @@ class Peer:
     def __init__(self, path: Path | None) -> None:
         """Read the file; None: nothing to compare with."""
         self._times: dict[str, float] = {}
-        self._copy: float | None = None
+        self._copy, self._matmul, self.has_head = 1.0, 1.0, True
         if path is None:
             return
         try:
             values = json.loads(path.read_text())
             self._times = {str(k): float(v) for k, v in values["milliseconds"].items()}
-            self._copy = float(values["copy_gb_s"])
+            self._copy = float(values["copy_gb_s"]) * 1e9
+            self._matmul = float(values["matmul_tflop_s"]) * 1e12
+            self.has_head = bool(values.get("has_head", True))
         except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
             raise ConfigError(
                 f"--peer {path}: {type(error).__name__} {error}; it has to be JSON with "
-                '"milliseconds": {"decode 64x8192": 3.75, ...} and "copy_gb_s".'
+                '"milliseconds": {"decode 64x8192": 3.75, ...}, "copy_gb_s" and "matmul_tflop_s".'
             ) from None
 
     def milliseconds(self, cell: StepCell) -> float | None:
@@ -50,11 +53,23 @@ class Peer:
         return self._times.get(cell_name(cell))
 
     def scaled(self, cell: StepCell, ceilings: Ceilings) -> float | None:
-        """The same on a device of today's copy ceiling."""
+        """The same on a device of today's ceilings."""
         taken = self.milliseconds(cell)
-        if taken is None or self._copy is None:
+        if taken is None:
             return None
-        return taken * self._copy * 1e9 / ceilings.copy_bytes_s
+        if cell.kind == "decode":
+            return taken * self._copy / ceilings.copy_bytes_s
+        return taken * self._matmul / ceilings.matmul_flop_s
+
+    def ratio(self, result: StepResult, ceilings: Ceilings) -> float | None:
+        """Our time over the peer's scaled one, of the same work."""
+        scaled = self.scaled(result.cell, ceilings)
+        if scaled is None or result.device is None:
+            return None
+        own = result.device.median_us
+        if not self.has_head and result.head is not None:
+            own -= result.head.median_us
+        return own / 1000 / scaled
 
 
 def cell_name(cell: StepCell) -> str:
@@ -69,15 +84,17 @@ def result_line(result: StepResult, peer: Peer, ceilings: Ceilings) -> str:
         return f"{title:<22} -  {result.reason}"
     device, host = result.device, result.host
     spread = f"{device.p10_us / 1000:.2f}..{device.p90_us / 1000:.2f}"
+    head = "-" if result.head is None else f"{result.head.median_us / 1000:.2f}"
     launches = str(result.num_launches) if result.kernels else "-"
     line = (
-        f"{title:<22} {device.median_us / 1000:>10.3f} {spread:>16} "
+        f"{title:<22} {device.median_us / 1000:>10.3f} {spread:>16} {head:>6} "
         f"{host.median_us / 1000:>8.2f} {launches:>8}"
     )
     theirs, scaled = peer.milliseconds(result.cell), peer.scaled(result.cell, ceilings)
-    if theirs is None or scaled is None:
+    ratio = peer.ratio(result, ceilings)
+    if theirs is None or scaled is None or ratio is None:
         return line
-    return f"{line} {theirs:>8.2f} {scaled:>8.2f} {device.median_us / 1000 / scaled:>9.2f}"
+    return f"{line} {theirs:>8.2f} {scaled:>8.2f} {ratio:>9.2f}"
 
 
 def kernel_lines(result: StepResult) -> list[str]:
@@ -102,6 +119,7 @@ def as_json(
                 "num_launches": result.num_launches,
                 "peer_ms": peer.milliseconds(result.cell),
                 "peer_scaled_ms": peer.scaled(result.cell, ceilings),
+                "ratio_to_peer": peer.ratio(result, ceilings),
             }
             for result in results
         ],

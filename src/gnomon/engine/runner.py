@@ -86,6 +86,11 @@ class Runner:
         self._row_multiple = row_multiple
         self._checker = checker
 
+    @property
+    def model(self) -> SparseMlaModel:
+        """The model that is run."""
+        return self._model
+
     def operators(self, plan: StepPlan) -> Operators:
         """The operators that an eager step with this plan runs with, checked mode apart."""
         return operators_for(plan, self._ops, self._decode_ops)

@@ -79,17 +79,21 @@ def test_cells_are_timed_or_say_why_not(parts) -> None:
     assert too_large.reason == "needs 101 cache pages, there are 12"
 
 
-def test_a_peer_is_scaled_by_the_copy_ceilings(tmp_path) -> None:
+def test_a_peer_is_scaled_by_the_ceilings_of_both_runs(tmp_path) -> None:
     path = tmp_path / "peer.json"
-    path.write_text(json.dumps({"milliseconds": {"decode 2x40": 3.0}, "copy_gb_s": 4.0}))
+    times = {"decode 2x40": 3.0, "prefill 1x40": 4.0}
+    ceilings = {"copy_gb_s": 4.0, "matmul_tflop_s": 0.5}
+    path.write_text(json.dumps({"milliseconds": times, "has_head": False, **ceilings}))
     peer = step_report.Peer(path)
-    cell = StepCell("decode", 2, 40)
-    assert peer.scaled(cell, CEILINGS) == 6.0  # today's device copies half as fast
-    timing = Timing(3000.0, 3000.0, 3000.0, 1)
-    result = StepResult(cell, timing, timing)
+    decode = StepCell("decode", 2, 40)
+    assert peer.scaled(decode, CEILINGS) == 6.0  # today's device copies half as fast
+    assert peer.scaled(StepCell("prefill", 1, 40), CEILINGS) == 2.0  # and multiplies twice as fast
+    timing, head = Timing(3600.0, 3600.0, 3600.0, 1), Timing(600.0, 600.0, 600.0, 1)
+    result = StepResult(decode, timing, timing, head)
+    assert peer.ratio(result, CEILINGS) == 0.5  # without the head, as the peer
     assert step_report.result_line(result, peer, CEILINGS).endswith("0.50")
     whole = step_report.as_json([result], peer, CEILINGS, {})
-    assert whole["steps"][0]["peer_ms"] == 3.0
+    assert whole["steps"][0]["ratio_to_peer"] == 0.5
     assert peer.scaled(StepCell("decode", 1, 40), CEILINGS) is None
 
 
