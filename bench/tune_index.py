@@ -65,7 +65,7 @@ Call = Callable[[], Any]
 
 
 def report(cell: str, calls: Mapping[str, Call], work: float, unit: str) -> None:
-    """Time and print a cell; ``work``: what one call does, in ``unit`` per microsecond times 1e6."""
+    """Time and print a cell; ``work`` of a call, a million ``unit`` · µs."""
     results = time_calls(calls, DEVICE, 12, in_graph=True)
     anchor = results.get("anchor")
     known = KNOWN.get(cell)
@@ -127,63 +127,69 @@ def tiled(tile: Tile, call: Call) -> Call:
     return run
 
 
+def flat_cell(library: Any, num_rows: int, num_keys: int, heads: int) -> None:
+    q, weights = queries(num_rows, heads)
+    pool, table = filled_pool(num_keys, 1)
+    count = torch.arange(num_keys - num_rows + 1, num_keys + 1, device="cuda").to(torch.int32)
+    keys = index_views.gathered_codes(pool, table[0], num_keys, 256)
+    scored = (q, weights, count, 0.01)
+    calls: dict[str, Call] = {}
+    for tile in FLAT:
+        calls[f"{tile}"[4:]] = lambda t=tile: index._code_scores(scored, keys, num_keys, t, False)
+    for fixed, kernel in (("", index.lazy_scores), (" fixed", index.lazy_scores_fixed)):
+        calls[f"from the pool{fixed}"] = lambda k=kernel: k(
+            q, weights, pool, table[0], num_keys, count, 0.01
+        )
+    if library is not None:
+        calls["anchor"] = lambda: library.lazy_scores(
+            q, weights, pool, table[0], num_keys, count, 0.01
+        )
+    flops = 2 * heads * 128 * float(count.sum())
+    report(f"flat {num_rows} x {num_keys} H{heads}", calls, flops, "TFLOP/s")
+
+
 def flat() -> None:
     library = anchors()
-    for num_rows, num_keys, heads in ((2048, 65_536, 64), (2048, 65_536, 32), (2048, 8192, 64)):
-        q, weights = queries(num_rows, heads)
-        pool, table = filled_pool(num_keys, 1)
-        count = torch.arange(num_keys - num_rows + 1, num_keys + 1, device="cuda").to(torch.int32)
-        keys = index_views.gathered_codes(pool, table[0], num_keys, 256)
-        scored = (q, weights, count, 0.01)
-        calls: dict[str, Call] = {}
-        for tile in FLAT:
-            calls[f"{tile}"[4:]] = lambda t=tile: index._code_scores(
-                scored, keys, num_keys, t, False
-            )
-        for fixed, kernel in (("", index.lazy_scores), (" fixed", index.lazy_scores_fixed)):
-            calls[f"from the pool{fixed}"] = lambda k=kernel: k(
-                q, weights, pool, table[0], num_keys, count, 0.01
-            )
-        if library is not None:
-            calls["anchor"] = lambda: library.lazy_scores(
-                q, weights, pool, table[0], num_keys, count, 0.01
-            )
-        flops = 2 * heads * 128 * float(count.sum())
-        report(f"flat {num_rows} x {num_keys} H{heads}", calls, flops, "TFLOP/s")
+    for shape in ((2048, 65_536, 64), (2048, 65_536, 32), (2048, 8192, 64)):
+        flat_cell(library, *shape)
+
+
+def paged_cell(library: Any, num_rows: int, num_keys: int, heads: int) -> None:
+    q, weights = queries(num_rows, heads)
+    pool, table = filled_pool(num_keys, num_rows)
+    count = torch.full((num_rows,), num_keys, dtype=torch.int32, device="cuda")
+    rows = RowPages(table, None, PAGE)
+    calls: dict[str, Call] = {}
+
+    def call(waves: int, width: int, table: RowPages = rows) -> Any:
+        usual, index.PAGED_WAVES = index.PAGED_WAVES, waves
+        try:
+            return index.lazy_scores_paged(q, weights, pool, table, count, 0.01, (width, 2048))
+        finally:
+            index.PAGED_WAVES = usual
+
+    for tile, waves in PAGED:
+        name = f"{tile}"[4:] + f" waves {waves}"
+        calls[name] = tiled(tile, lambda w=waves: call(w, num_keys))
+    wide = RowPages(torch.nn.functional.pad(table, (0, 4096 - table.shape[1])), None, PAGE)
+    calls["in a table of 262,144"] = lambda: call(8, 262_144, wide)
+    if library is not None:
+        calls["anchor"] = lambda: library.lazy_scores_paged(
+            q, weights, pool, rows, count, 0.01, (num_keys, 2048)
+        )
+    moved = num_rows * num_keys * 136.0
+    report(f"paged {num_rows} x {num_keys} H{heads}", calls, moved * 1e3, "GB/s")
 
 
 def paged() -> None:
     library = anchors()
     shapes = ((256, 8192, 64), (64, 32_768, 64), (64, 32_768, 32), (1, 131_072, 64), (16, 8192, 64))
-    for num_rows, num_keys, heads in shapes:
-        q, weights = queries(num_rows, heads)
-        pool, table = filled_pool(num_keys, num_rows)
-        count = torch.full((num_rows,), num_keys, dtype=torch.int32, device="cuda")
-        rows = RowPages(table, None, PAGE)
-        calls: dict[str, Call] = {}
-
-        def call(waves: int, width: int, table: RowPages = rows) -> Any:
-            usual, index.PAGED_WAVES = index.PAGED_WAVES, waves
-            try:
-                return index.lazy_scores_paged(q, weights, pool, table, count, 0.01, (width, 2048))
-            finally:
-                index.PAGED_WAVES = usual
-
-        for tile, waves in PAGED:
-            name = f"{tile}"[4:] + f" waves {waves}"
-            calls[name] = tiled(tile, lambda w=waves: call(w, num_keys))
-        wide = RowPages(torch.nn.functional.pad(table, (0, 4096 - table.shape[1])), None, PAGE)
-        calls["in a table of 262,144"] = lambda: call(8, 262_144, wide)
-        if library is not None:
-            calls["anchor"] = lambda: library.lazy_scores_paged(
-                q, weights, pool, rows, count, 0.01, (num_keys, 2048)
-            )
-        moved = num_rows * num_keys * 136.0
-        report(f"paged {num_rows} x {num_keys} H{heads}", calls, moved * 1e3, "GB/s")
+    for shape in shapes:
+        paged_cell(library, *shape)
 
 
 def vllm_topk(scores: Tensor, count: Tensor) -> Call | None:
-    """vLLM's row top-k: the prefill form for many rows, the persistent one for few."""
+    """Row top-k of vLLM: the prefill form for many rows, the persistent one for few."""
     path = os.environ.get("VLLM_TOPK")
     if path is None:
         return None
@@ -192,45 +198,46 @@ def vllm_topk(scores: Tensor, count: Tensor) -> Call | None:
     num_rows, found = len(count), torch.empty(len(count), 2048, dtype=torch.int32, device="cuda")
     if num_rows > 512:
         first = torch.zeros_like(count)
-        print(ops.top_k_per_row_prefill.default._schema)
         return lambda: ops.top_k_per_row_prefill(
             scores, first, count, found, num_rows, scores.stride(0), scores.stride(1), 2048
         )
     workspace = torch.empty(1 << 20, dtype=torch.uint8, device="cuda")
-    print(ops.persistent_topk.default._schema)
     return lambda: ops.persistent_topk(scores, count, found, workspace, 2048, scores.shape[1])
 
 
+def best_cell(num_rows: int, num_keys: int) -> None:
+    scores = torch.randn(num_rows, num_keys, device="cuda")
+    count = torch.full((num_rows,), num_keys, dtype=torch.int32, device="cuda")
+    pages = torch.arange(num_keys // PAGE, dtype=torch.int32, device="cuda").expand(1, -1)
+    rows = RowPages(pages.contiguous(), torch.zeros_like(count), PAGE)
+    out = topk.topk_slots(scores, count, 2048, False, rows)
+    calls: dict[str, Call] = {}
+    for name, search in SEARCHES.items():
+        if name.startswith("many") == (num_rows > 200):
+            calls[name] = lambda s=search: topk._launch(scores, count, 2048, out, rows, s)
+    calls["no slots, as chosen"] = lambda: topk.topk(scores, count, 2048)
+    correlated = scores.cumsum(1).mul_(0.01).add_(scores)
+    calls["as chosen, drifting scores"] = lambda: topk.topk_slots(
+        correlated, count, 2048, False, rows, out
+    )
+    tied = (scores * 4).round_()
+    calls["as chosen, ties"] = lambda: topk.topk_slots(tied, count, 2048, False, rows, out)
+    anchor = vllm_topk(scores, count)
+    if anchor is not None:
+        calls["anchor"] = anchor
+    report(f"topk {num_rows} x {num_keys}", calls, 4e3 * num_rows * num_keys, "GB/s")
+
+
 def best() -> None:
-    shapes = (
+    for shape in (
         (4096, 65_536),
         (2048, 8192),
         (64, 131_072),
         (1, 131_072),
         (256, 32_768),
         (16, 32_768),
-    )
-    for num_rows, num_keys in shapes:
-        scores = torch.randn(num_rows, num_keys, device="cuda")
-        count = torch.full((num_rows,), num_keys, dtype=torch.int32, device="cuda")
-        pages = torch.arange(num_keys // PAGE, dtype=torch.int32, device="cuda").expand(1, -1)
-        rows = RowPages(pages.contiguous(), torch.zeros_like(count), PAGE)
-        out = topk.topk_slots(scores, count, 2048, False, rows)
-        calls: dict[str, Call] = {}
-        for name, search in SEARCHES.items():
-            if name.startswith("many") == (num_rows > 200):
-                calls[name] = lambda s=search: topk._launch(scores, count, 2048, out, rows, s)
-        calls["no slots, as chosen"] = lambda: topk.topk(scores, count, 2048)
-        correlated = scores.cumsum(1).mul_(0.01).add_(scores)
-        calls["as chosen, drifting scores"] = lambda: topk.topk_slots(
-            correlated, count, 2048, False, rows, out
-        )
-        tied = (scores * 4).round_()
-        calls["as chosen, ties"] = lambda: topk.topk_slots(tied, count, 2048, False, rows, out)
-        anchor = vllm_topk(scores, count)
-        if anchor is not None:
-            calls["anchor"] = anchor
-        report(f"topk {num_rows} x {num_keys}", calls, 4e3 * num_rows * num_keys, "GB/s")
+    ):
+        best_cell(*shape)
 
 
 if __name__ == "__main__":

@@ -99,10 +99,7 @@ def _launch(
     rows: RowPages | None,
     search: Search | None = None,
 ) -> None:
-    if k > MOST or k < 1:
-        raise UnsupportedError(
-            f"the triton top-k keeps 1 to {MOST} ids a row; got k = {k}. Use another provider"
-        )
+    _require_size(k)
     num_rows, device = out.ids.shape[0], count.device
     num_columns = k if scores is None else scores.shape[1]
     processors = num_processors(device)
@@ -143,6 +140,13 @@ def _launch(
         num_warps=sizes.warps,
         maxnreg=sizes.registers,
     )
+
+
+def _require_size(k: int) -> None:
+    if not 1 <= k <= MOST:
+        raise UnsupportedError(
+            f"the triton top-k keeps 1 to {MOST} ids a row; got k = {k}. Use another provider"
+        )
 
 
 KERNELS: dict[str, Callable[..., Any]] = {"topk": topk}
