@@ -20,6 +20,8 @@ from gnomon.engine.batch import DecodeBatch
 from gnomon.engine.config import EngineConfig
 from gnomon.engine.core import EngineCore
 from gnomon.engine.graphs import CudaRecorder
+from gnomon.engine.memory_plan import StepSizes, graph_bytes, step_bytes
+from gnomon.engine.warm_up import warm_up
 from gnomon.models.sources import open_model
 from tests.engine.static_kernels import static_operators
 from tests.engine.test_graphs import first_rows
@@ -180,7 +182,8 @@ def test_overlapped_steps_give_the_same_tokens(model):
 
 def test_memory_does_not_grow_after_the_warm_up():
     core = core_on("cuda", dtype="bfloat16", max_num_batched_tokens=512)
-    outputs(core, twenty(30))
+    warm_up(core._parts, lambda *_: None)
+    outputs(core, twenty(3))  # what the sampler and the host's side keep
     torch.cuda.synchronize()
     reserved, held = torch.cuda.memory_reserved(), torch.cuda.memory_allocated()
     retries = torch.cuda.memory_stats()["num_alloc_retries"]
@@ -190,6 +193,41 @@ def test_memory_does_not_grow_after_the_warm_up():
     assert torch.cuda.memory_reserved() == reserved
     assert abs(torch.cuda.memory_allocated() - held) < 1 << 20
     assert torch.cuda.memory_stats()["num_alloc_retries"] == retries
+
+
+@pytest.mark.parametrize("max_num_batched_tokens", [512, 4096])
+def test_steps_and_graphs_take_no_more_than_was_planned(max_num_batched_tokens):
+    flags = {
+        "model": "random:deepseek_v32,layers=2,hidden=1024,heads=32,topk=512,max_len=32768,"
+        "kv_rank=512,rope_dim=64,nope_dim=128,v_dim=128,index_heads=32,index_dim=128,vocab=32768",
+        "dtype": "bfloat16",
+        "max_num_batched_tokens": max_num_batched_tokens,
+        "max_num_seqs": 64,
+        "num_kv_pages": 1024,
+    }
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    eager = core_on("cuda", enforce_eager=True, **flags)
+    parts = eager._parts
+    sizes = StepSizes(max_num_batched_tokens, 64, 32768)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    held = torch.cuda.memory_allocated()
+    warm_up(parts, lambda *_: None)
+    step = torch.cuda.max_memory_allocated() - held
+    model = parts.runner.model.config
+    planned = step_bytes(model, torch.bfloat16, sizes, 1)
+    del eager, parts
+    core_on("cuda", **flags)
+    graphs = torch.cuda.memory_allocated() - before  # with weights and cache: an upper bound
+    weights_and_cache = held - before
+    graphs -= weights_and_cache
+    planned_graphs = graph_bytes(model, torch.bfloat16, sizes, 1)
+    print(
+        f"step {step >> 20} of {planned >> 20} MiB, graphs {graphs >> 20} of {planned_graphs >> 20}"
+    )
+    assert step <= planned
+    assert graphs <= planned_graphs
 
 
 def test_a_poisoned_request_fails_alone():

@@ -112,6 +112,11 @@ class BatchBuilder:
         self._rules = rules
         self._tables = {group: HostPageTable() for group in groups}
 
+    @property
+    def rules(self) -> BatchRules:
+        """What is the same for every step."""
+        return self._rules
+
     def drop(self, request_id: str) -> None:
         """Forget a request that has ended."""
         for table in self._tables.values():

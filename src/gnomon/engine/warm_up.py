@@ -1,0 +1,110 @@
+"""The eager steps of an engine once, before the first request: kernels built, memory reserved.
+
+In:  the parts of an engine.
+Out: nothing but time that no request will pay: every kernel of prefill, mixed and decode steps has
+     been compiled, and the allocator has held the largest step. The rows are zeros; they write to
+     pages that nobody has yet, and whoever gets a page writes an entry before it reads it.
+Not here: captured steps (their capture is their warm-up).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from gnomon.attention.geometry import RowTensor, build_geometry
+from gnomon.attention.plan import plan_step
+from gnomon.attention.transforms import pad_rows
+from gnomon.engine.batch import Batch, BatchRules
+from gnomon.engine.messages import EngineRequest
+from gnomon.engine.sampler import Sampler, SampleRow
+from gnomon.engine.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from gnomon.engine.assembly import Parts
+
+logger = logging.getLogger(__name__)
+
+MIB = 2**20
+MATES = 8  # requests of a step with several
+Work = list[tuple[int, int]]  # (rows, tokens in the cache once they have run) of each request
+NAME = "warm-up"
+
+
+def shapes(max_tokens: int, max_seqs: int, max_len: int, pages: tuple[int, int]) -> list[Work]:
+    """Steps that between them take every way: a fresh prompt, a long one's end, both with decode.
+
+    `pages`: how many there are, and the tokens of each; no step needs more.
+    """
+    num_pages, page_size = pages
+    longest = min(max_len, num_pages * page_size)
+    fresh = min(max_tokens, longest)
+    num_mates = max(1, min(max_seqs, max_tokens, num_pages, MATES))
+    share = min(max_len, num_pages // num_mates * page_size)
+    rest = max(1, min(max_tokens - num_mates + 1, share))
+    return [
+        [(fresh, fresh)],
+        [(fresh, longest)],
+        [(1, share)] * num_mates,
+        [(rest, share)] + [(1, share)] * (num_mates - 1),
+    ]
+
+
+def warm_up(parts: Parts, progress: Callable[[str, int, int], None]) -> None:
+    """Run the shapes, then sample as many rows as there are seats; log what it took."""
+    limits, pages, rules = parts.scheduler.config, parts.scheduler.pages, parts.builder.rules
+    works = shapes(
+        limits.max_num_batched_tokens,
+        limits.max_num_seqs,
+        limits.max_model_len,
+        (pages.num_spans, pages.span_tokens),
+    )
+    is_gpu = rules.device.type == "cuda"
+    before = torch.cuda.memory_allocated() if is_gpu else 0
+    logits = None
+    for done, work in enumerate(works, start=1):
+        logits = parts.runner.run(_batch(rules, work, pages.groups), is_checked=False).logits
+        progress("warm-up", done, len(works))
+    assert logits is not None
+    params = SamplingParams(temperature=1.0, top_p=0.9, seed=0)
+    request = EngineRequest(request_id=NAME, prompt_token_ids=[0], params=params)
+    rows = [SampleRow(request, 1)] * limits.max_num_seqs
+    Sampler(0).sample(logits[:1].expand(len(rows), -1).contiguous(), rows)
+    if is_gpu:
+        taken = torch.cuda.max_memory_allocated() - before
+        logger.info("warm-up: the largest step took %.0f MiB", taken / MIB)
+
+
+def _batch(rules: BatchRules, work: Work, groups: Sequence[str]) -> Batch:
+    """A step of zeros; its requests hold pages 1, 2, ..., one after another."""
+    first, pages = 1, []
+    for _, length in work:
+        count = -(-length // rules.page_size)
+        pages.append(np.arange(first, first + count, dtype=np.int32))
+        first += count
+    live = build_geometry(
+        [rows for rows, _ in work],
+        [length for _, length in work],
+        {group: pages for group in groups},
+        page_size=rules.page_size,
+        label=NAME,
+        device=rules.device,
+    )
+    num_rows = -(-live.rows.num_rows // rules.row_multiple) * rules.row_multiple
+    geometry = pad_rows(live, num_rows)
+    ends = torch.tensor([rows for rows, _ in work]).cumsum(0) - 1
+    return Batch(
+        token_ids=RowTensor(
+            geometry.rows, torch.zeros(num_rows, dtype=torch.int64, device=geometry.rows.device)
+        ),
+        geometry=geometry,
+        plan=plan_step(geometry, rules.dims, rules.capabilities, rules.budget, policy=rules.policy),
+        logit_rows=ends.to(geometry.rows.device),
+        samples=(),
+        prompt_rows=(),
+        request_ids=tuple(f"{NAME} {place}" for place in range(len(work))),
+    )

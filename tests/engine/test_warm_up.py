@@ -1,0 +1,52 @@
+"""The warm-up runs within the engine's limits, takes every way, and leaves no trace in answers."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gnomon.attention.routes import Route
+from gnomon.engine.core import EngineCore
+from gnomon.engine.warm_up import shapes, warm_up
+from tests.engine.graph_engine import graph_core, graph_parts
+from tests.engine.tiny_engine import outputs, prompt, request
+
+
+@given(
+    st.integers(1, 4096),
+    st.integers(1, 300),
+    st.integers(2, 10**6),
+    st.tuples(st.integers(1, 10**4), st.sampled_from([1, 16, 64])),
+)
+def test_no_step_passes_a_limit(max_tokens, max_seqs, max_len, pages):
+    max_seqs, (num_pages, page_size) = min(max_seqs, max_tokens), pages
+    for work in shapes(max_tokens, max_seqs, max_len, pages):
+        assert 1 <= sum(rows for rows, _ in work) <= max_tokens
+        assert len(work) <= max_seqs
+        assert all(1 <= rows <= length <= max_len for rows, length in work)
+        assert sum(-(-length // page_size) for _, length in work) <= num_pages
+
+
+@pytest.mark.parametrize("flags", [{}, {"num_kv_pages": 3}, {"max_num_batched_tokens": 12}])
+def test_answers_are_those_of_an_engine_without_it(flags):
+    requests = [request(f"r{i}", prompt(5 + 7 * i, i), 6) for i in range(3)]
+    parts = graph_parts(**flags)
+    stages = []
+    warm_up(parts, lambda *stage: stages.append(stage))
+    assert stages[-1] == ("warm-up", 4, 4)
+    assert outputs(EngineCore(parts), requests) == outputs(graph_core(**flags), requests)
+
+
+def test_both_routes_are_taken():
+    parts = graph_parts(model="random:deepseek_v32,layers=2,topk=64", max_num_batched_tokens=64)
+    seen: set[Route] = set()
+    run = parts.runner.run
+
+    def watching(batch, *rest, **named):
+        seen.update(batch.plan.routes)
+        return run(batch, *rest, **named)
+
+    parts.runner.run = watching
+    warm_up(parts, lambda *_: None)
+    assert seen == {Route.DENSE, Route.SPARSE}
