@@ -217,17 +217,16 @@ def test_steps_and_graphs_take_no_more_than_was_planned(max_num_batched_tokens):
     step = torch.cuda.max_memory_allocated() - held
     model = parts.runner.model.config
     planned = step_bytes(model, torch.bfloat16, sizes, 1)
-    del eager, parts
-    core_on("cuda", **flags)
-    graphs = torch.cuda.memory_allocated() - before  # with weights and cache: an upper bound
+    assert step <= planned, f"{step >> 20} MiB of {planned >> 20} planned"
     weights_and_cache = held - before
-    graphs -= weights_and_cache
-    planned_graphs = graph_bytes(model, torch.bfloat16, sizes, 1)
-    print(
-        f"step {step >> 20} of {planned >> 20} MiB, graphs {graphs >> 20} of {planned_graphs >> 20}"
-    )
-    assert step <= planned
-    assert graphs <= planned_graphs
+    del eager, parts
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    captured = core_on("cuda", **flags)
+    torch.cuda.empty_cache()
+    graphs = torch.cuda.memory_reserved() - before - weights_and_cache
+    planned = graph_bytes(captured._parts.runner.model.config, torch.bfloat16, sizes, 1)
+    assert graphs <= planned + (64 << 20), f"{graphs >> 20} MiB of {planned >> 20} planned"
 
 
 def test_a_poisoned_request_fails_alone():
