@@ -7,6 +7,7 @@ No spills, shared memory within limits. The widths are V3.2's and GLM-5's: hidde
 from __future__ import annotations
 
 from gnomon.attention.providers.triton import cache_gather, cache_kernels, prepare, route, rows
+from gnomon.attention.providers.triton.language import UNFUSED
 from tests.unit.triton.ahead_of_time import Build, compile_all, faults
 
 PACKAGE = "gnomon.attention.providers.triton"
@@ -35,7 +36,7 @@ def build(module: str, kernel: object, kinds: dict[str, str], **given: object) -
         kernel.__name__,
         signature,
         constants,
-        {"num_warps": warps},
+        {"num_warps": warps, **UNFUSED},
         arch,
         wide,
     )

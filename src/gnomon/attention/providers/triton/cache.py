@@ -23,12 +23,11 @@ from gnomon.attention.providers.triton.cache_kernels import (
     index_prepare_kernel,
     latent_write_kernel,
 )
-from gnomon.attention.providers.triton.language import padded
+from gnomon.attention.providers.triton.language import UNFUSED, padded
 from gnomon.attention.providers.triton.layout_rows import PoolView
-from gnomon.attention.providers.triton.rows import heads_of
+from gnomon.attention.providers.triton.rows import NUM_WARPS, heads_of
 
 KEYS_BLOCK = 4  # index keys that one program writes; 16 where they pass through a dot
-NUM_WARPS = 4  # everywhere alike: the order of a sum, and so its bits, hang on it
 HEADS_BLOCK = 32  # index heads that one program turns; 16 through a dot
 
 
@@ -110,6 +109,7 @@ def latent_write(
         eps,
         *shape.constants(),
         num_warps=NUM_WARPS,
+        **UNFUSED,
     )
 
 
@@ -152,6 +152,7 @@ def index_prepare(
             transform.norm_eps,
             *shape.constants(),
             num_warps=NUM_WARPS,
+            **UNFUSED,
         )
     return out
 

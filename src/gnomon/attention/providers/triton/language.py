@@ -25,6 +25,10 @@ DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
 E4M3_MAX = tl.constexpr(448.0)
 
+# A launch option of kernels whose bits may not hang on what they are compiled with: no product and
+# sum become one rounding. Memory bounds them, so that it costs nothing.
+UNFUSED = {"enable_fp_fusion": False}
+
 
 def padded(width: int, least: int = 1) -> int:
     """The power of two that a block of ``width`` columns is padded to; ``least`` 16 for a dot."""

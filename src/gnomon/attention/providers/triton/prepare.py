@@ -19,20 +19,15 @@ from torch import Tensor
 
 from gnomon.attention.layouts import PagedPool
 from gnomon.attention.ops.values import IndexTransform, RopeRows
-from gnomon.attention.providers.triton.cache import (
-    NUM_WARPS,
-    IndexShape,
-    LatentShape,
-    with_neighbours,
-)
+from gnomon.attention.providers.triton.cache import IndexShape, LatentShape, with_neighbours
 from gnomon.attention.providers.triton.cache_device import (
     turn_index_queries,
     write_index_keys,
     write_latent,
 )
-from gnomon.attention.providers.triton.language import padded, round_to
+from gnomon.attention.providers.triton.language import UNFUSED, padded, round_to
 from gnomon.attention.providers.triton.layout_rows import PoolView
-from gnomon.attention.providers.triton.rows import HEADS_BLOCK, heads_of
+from gnomon.attention.providers.triton.rows import HEADS_BLOCK, NUM_WARPS, heads_of
 from gnomon.attention.providers.triton.rows_device import rotated_heads
 
 LatentWrite = tuple[Tensor, Tensor, float, RopeRows, PagedPool, Tensor]
@@ -185,7 +180,7 @@ def write_latent_and_rope(q_rope: Tensor, rope: RopeRows, latent: LatentWrite) -
     if programs:
         write_latent_and_rope_kernel[(programs,)](
             *turn[:4], *write[:6], num_latents, *turn[4:], *write[6:],
-            *shape, *latent_shape.constants(), num_warps=NUM_WARPS,
+            *shape, *latent_shape.constants(), num_warps=NUM_WARPS, **UNFUSED,
         )  # fmt: skip
     return out
 
@@ -220,7 +215,7 @@ def prepare_attention(
             heads.stride(0), heads.stride(1), k.stride(0), view.stride,
             write[8], transform.norm_eps,
             *shape, *latent_shape.constants(), *index_shape.constants(),
-            num_warps=NUM_WARPS,
+            num_warps=NUM_WARPS, **UNFUSED,
         )  # fmt: skip
     return out, q_out
 

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gnomon.attention.ops.routing import RouterRule, Routing
-from gnomon.attention.providers.triton.language import padded
+from gnomon.attention.providers.triton.language import UNFUSED, padded
 
 # Below every score: a NaN is better than an expert of a banned group, that than one taken before.
 NAN = tl.constexpr(-1e37)
@@ -138,6 +138,7 @@ def route_experts(
             request is not None,
             want_margin,
             num_warps=1 if num_experts <= 256 else 2,
+            **UNFUSED,
         )
     return Routing(ids, weights, margin)
 

@@ -16,9 +16,10 @@ import triton.language as tl
 from torch import Tensor
 
 from gnomon.attention.ops.values import RopeRows
-from gnomon.attention.providers.triton.language import padded, round_to
+from gnomon.attention.providers.triton.language import UNFUSED, padded, round_to
 from gnomon.attention.providers.triton.rows_device import layer_normed, rotated_heads
 
+NUM_WARPS = 4  # of rotations and writes, alone or joined: the same bits in either
 HEADS_BLOCK = 32  # heads that one program of rope turns
 
 
@@ -126,6 +127,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
             width,
             padded(width),
             num_warps=num_warps(width),
+            **UNFUSED,
         )
     return out
 
@@ -149,6 +151,7 @@ def add_rms_norm(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> tuple[
             width,
             padded(width),
             num_warps=num_warps(width),
+            **UNFUSED,
         )
     return total, out
 
@@ -168,6 +171,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
             width,
             padded(width),
             num_warps=num_warps(width),
+            **UNFUSED,
         )
     return out
 
@@ -193,7 +197,8 @@ def rope(x: Tensor, rows: RopeRows) -> Tensor:
         block,
         padded(width),
         rows.is_interleaved,
-        num_warps=4 if block * width >= 1024 else 1,
+        num_warps=NUM_WARPS,
+        **UNFUSED,
     )
     return out
 
