@@ -28,6 +28,7 @@ from gnomon.engine.memory_plan import MemoryPlan, StepSizes, plan_memory, requir
 from gnomon.engine.step_checks import check_level
 from gnomon.errors import ConfigError
 from gnomon.models.config import ModelConfig
+from gnomon.models.quantised import keeps_fp8
 from gnomon.models.registry import cache_schema
 
 MAX_DEFAULT_CACHE_BYTES = 4 * GIB  # on a CPU: a laptop's memory belongs to others too
@@ -63,6 +64,7 @@ class ResolvedConfig:
     max_num_batched_tokens: int
     check: CheckLevel
     memory: MemoryPlan | None = None  # of a GPU
+    has_fp8: bool = False  # FP8 weights stay FP8
 
     def table(self) -> dict[str, tuple[Any, str, str]]:
         """Name -> (value, source, reason), in the order of the fields."""
@@ -82,6 +84,9 @@ def resolve(
     check, source = check_level(config.check, os.environ)
     found.note("check", str(check), source)
     found.note("device", machine.device, "machine", "a GPU if there is one")
+    has_fp8 = keeps_fp8(config.weights, model.quantization, machine.device, machine.capability)
+    if model.quantization is not None:
+        found.note("weights", "fp8" if has_fp8 else "dequantise", "machine", "GPUs multiply FP8")
     num_seqs, num_tokens = _step_limits(found)
     latent, index = _layouts(found, model, dtype)
     schema = cache_schema(model, config.block_size, latent, index)
@@ -114,6 +119,7 @@ def resolve(
         max_num_batched_tokens=num_tokens,
         check=check,
         memory=memory,
+        has_fp8=has_fp8,
     )
 
 

@@ -1,7 +1,8 @@
 """Stream a checkpoint folder into the engine's parameters.
 
 In:  a folder, its `ModelConfig`, the engine's dtype and device, a progress callback.
-Out: a tensor per parameter. Peak memory is the parameters and one staging buffer.
+Out: a tensor per parameter, or codes and scales where FP8 stays. Peak memory is the parameters and
+     one staging buffer.
      `CheckpointError` if the names do not match (before allocation), if a file ends early, or if a
      value does not fit a narrower dtype.
 How: plain reads, never a memory map (mapped pages of a file count as memory of the process). Bytes
@@ -20,12 +21,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from gnomon.attention.block_fp8 import BlockFp8Weight
 from gnomon.errors import CheckpointError
 from gnomon.models.checkpoint import StoredTensor, read_checkpoint
 from gnomon.models.config import BlockFp8, ModelConfig
+from gnomon.models.linear import Param, tensor
 from gnomon.models.load_plan import Fill, LoadPlan, plan_load
-from gnomon.models.params import param_dtype, with_tied_head
-from gnomon.models.quantised import dequantise_blocks
+from gnomon.models.params import ParamSpec, param_dtype, with_tied_head
+from gnomon.models.quantised import dequantise_blocks, may_stay_fp8, scale_region, scale_shape
 
 STAGING_BYTES = 4 << 20  # in a file's dtype; FP8 takes 8 times as much again while it is scaled
 TORCH_DTYPES = {
@@ -57,8 +60,10 @@ def load_model_params(
     device: torch.device | str = "cpu",
     progress: ProgressCallback | None = None,
 ) -> dict[str, Tensor]:
-    """Every parameter of the model by its engine name (params.py), from a checkpoint folder."""
-    return load_planned(plan_load(read_checkpoint(Path(folder)), config), dtype, device, progress)
+    """Every parameter by its engine name (params.py), from a checkpoint folder; FP8 dequantised."""
+    plan = plan_load(read_checkpoint(Path(folder)), config)
+    params = load_planned(plan, dtype, device, progress)
+    return {name: tensor(params, name) for name in params}
 
 
 def load_planned(
@@ -66,26 +71,66 @@ def load_planned(
     dtype: torch.dtype,
     device: torch.device | str = "cpu",
     progress: ProgressCallback | None = None,
-) -> dict[str, Tensor]:
-    """Carry out a plan. Each stored tensor is read once, in the order of the files."""
-    params = {
-        spec.name: torch.empty(spec.shape, dtype=param_dtype(spec, dtype), device=device)
-        for spec in plan.specs
-    }
+    has_fp8: bool = False,
+) -> dict[str, Param]:
+    """Carry out a plan. Each stored tensor is read once, in the order of the files.
+
+    `has_fp8`: linear layers that are FP8 in the files stay so (128 × 128 blocks).
+    """
+    kept = fp8_names(plan) if has_fp8 else frozenset()
+    params = {spec.name: _empty(spec, plan, dtype, device, kept) for spec in plan.specs}
     done, total = 0, plan.num_bytes
     with ExitStack() as stack:
         reader = _Reader(stack)
         for fill in plan.fills:
-            place = params[fill.spec.name][fill.source.index]
-            if fill.scales is None:
-                reader.fill(fill.stored, place)
-            else:
-                _fill_quantised(reader, fill, place, plan.config.quantization)
-                done += fill.scales.num_bytes
-            done += fill.stored.num_bytes
+            _fill(reader, fill, params[fill.spec.name], plan.config.quantization)
+            done += fill.stored.num_bytes + (fill.scales.num_bytes if fill.scales else 0)
             if progress is not None:
                 progress(LoadProgress(done, total, fill.stored.path.name))
     return with_tied_head(plan.config, params)
+
+
+def fp8_names(plan: LoadPlan) -> frozenset[str]:
+    """Parameters that can stay FP8: layers whose stored tensors all are. Experts: both or none."""
+    plain = {fill.spec.name for fill in plan.fills if fill.scales is None}
+    names = {spec.name for spec in plan.specs if may_stay_fp8(spec)} - plain
+    alone = {n for n in names if ".experts." in n and not {_partner(n), n} <= names}
+    return frozenset(names - alone)
+
+
+def _partner(name: str) -> str:
+    layer, _, matrix = name.rpartition(".")
+    return f"{layer}.{'down' if matrix == 'gate_up' else 'gate_up'}"
+
+
+def _empty(
+    spec: ParamSpec,
+    plan: LoadPlan,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    kept: frozenset[str],
+) -> Param:
+    block = plan.config.quantization
+    if block is None or spec.name not in kept:
+        return torch.empty(spec.shape, dtype=param_dtype(spec, dtype), device=device)
+    return BlockFp8Weight(
+        torch.empty(spec.shape, dtype=torch.float8_e4m3fn, device=device),
+        torch.empty(scale_shape(spec.shape, block), dtype=torch.float32, device=device),
+        block.has_power_of_two_scales,
+    )
+
+
+def _fill(reader: _Reader, fill: Fill, param: Param, block: BlockFp8 | None) -> None:
+    """Read one stored tensor, and its scales, into its place."""
+    region = fill.source.index
+    if isinstance(param, BlockFp8Weight):
+        assert fill.scales is not None  # fp8_names
+        reader.fill(fill.stored, param.codes[region])
+        reader.fill(fill.scales, param.scales[scale_region(region)])
+    elif fill.scales is None:
+        reader.fill(fill.stored, param[region])
+    else:
+        _fill_quantised(reader, fill, param[region], block)
 
 
 class _Reader:

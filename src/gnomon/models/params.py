@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
-from torch import Tensor
 
 from gnomon.models.config import ModelConfig
 
@@ -65,7 +65,10 @@ def param_dtype(spec: ParamSpec, dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32) if spec.keep_fp32 else dtype
 
 
-def with_tied_head(config: ModelConfig, params: dict[str, Tensor]) -> dict[str, Tensor]:
+Value = TypeVar("Value")
+
+
+def with_tied_head(config: ModelConfig, params: dict[str, Value]) -> dict[str, Value]:
     """The same dict; a tied head is the embedding's own tensor under a second name."""
     if config.tie_word_embeddings:
         params["lm_head.weight"] = params["embed.weight"]

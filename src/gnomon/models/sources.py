@@ -27,11 +27,10 @@ from gnomon.models.config_reading import NEEDS_FILES, read_config
 from gnomon.models.generation_defaults import GenerationDefaults, read_generation_defaults
 from gnomon.models.load_plan import Extra, extras_summary, plan_load
 from gnomon.models.loading import ProgressCallback, load_planned
-from gnomon.models.random_model import random_params
-from gnomon.models.random_spec import RANDOM_PREFIX, parse_random_spec
+from gnomon.models.random_model import random_weights
+from gnomon.models.random_spec import RANDOM_PREFIX, parse_random_spec, random_shape
 from gnomon.models.registry import build_model
 from gnomon.models.sparse_mla_model import SparseMlaModel
-from gnomon.models.tiny_shapes import tiny_shape
 
 logger = logging.getLogger(__name__)
 
@@ -84,10 +83,11 @@ def parse_model_spec(
         folder = _existing_folder(text)
         config = read_config(folder, overrides)
         return ModelSource(folder.resolve().name, config, folder, default_seed)
-    family, fields, seed = parse_random_spec(text)
-    if default_vocab_size is not None:
+    _, fields, seed = parse_random_spec(text)
+    shape, fits_tokenizer = random_shape(text)
+    if default_vocab_size is not None and fits_tokenizer:
         fields = {"vocab_size": default_vocab_size, **fields}
-    config = read_config(tiny_shape(family), {**fields, **(overrides or {})})
+    config = read_config(shape, {**fields, **(overrides or {})})
     return ModelSource(text, config, None, default_seed if seed is None else seed)
 
 
@@ -97,10 +97,12 @@ def open_model(
     device: torch.device | str = "cpu",
     progress: ProgressCallback | None = None,
     num_positions: int | None = None,
+    has_fp8: bool = False,
 ) -> LoadedModel:
     """Load or draw the weights and build the model. `dtype` None: the one the config names.
 
-    `num_positions` bounds the tables of rotary angles (None: the config's context).
+    `num_positions` bounds the tables of rotary angles (None: the config's context). `has_fp8`:
+    linear layers that are FP8 stay so (quantised.keeps_fp8 tells where that can be).
     """
     if not isinstance(source, ModelSource):
         source = parse_model_spec(source)
@@ -108,7 +110,7 @@ def open_model(
     dtype = dtype or config.torch_dtype
     extras: tuple[Extra, ...] = ()
     if source.folder is None:
-        params = random_params(config, source.seed, dtype, device)
+        params = random_weights(config, source.seed, dtype, device, has_fp8)
         revision = _digest(repr(config).encode(), str(source.seed).encode())
         defaults = GenerationDefaults(config.eos_token_ids)
     else:
@@ -120,7 +122,7 @@ def open_model(
         logger.info("Loading %s (%s), revision %s", source.folder, config.model_type, revision)
         for line in extras_summary(extras):
             logger.info("%s", line)
-        params = load_planned(plan, dtype, device, progress)
+        params = load_planned(plan, dtype, device, progress, has_fp8)
     return LoadedModel(
         model=build_model(config, params, num_positions),
         config=config,

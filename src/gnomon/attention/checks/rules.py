@@ -15,9 +15,10 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
+from gnomon.attention.checks import arguments as before
 from gnomon.attention.checks import contract
 from gnomon.attention.checks.effort import Effort
-from gnomon.attention.checks.faults import Fault, Faults, Rule, fault_where, per_row
+from gnomon.attention.checks.faults import Faults, Rule, fault_where, per_row
 from gnomon.attention.checks.lists import count_faults, list_faults, order_faults
 from gnomon.attention.checks.recheck_attention import (
     recheck_dense_mha,
@@ -72,119 +73,9 @@ class CallRules:
     turn: int | None = None
 
 
-def _attention_lists(arguments: Arguments) -> Faults:
-    _, _, pool, slots, count, _ = arguments
-    yield from list_faults(slots, count, (pool.page_size, pool.num_slots))
-    yield from order_faults(slots, count, is_sorted=False)
-
-
-def _visible(arguments: Arguments) -> Faults:
-    _, k, _, visible, _ = arguments
-    yield from _within(visible, int(k.shape[0]))
-
-
-def _score_counts(arguments: Arguments) -> Faults:
-    yield from _within(arguments[3], int(arguments[2].shape[0]))
-
-
-def _page_counts(arguments: Arguments) -> Faults:
-    _, _, pool, pages, count, _ = arguments
-    yield from _within(count, int(pages.shape[1]) * pool.page_size)
-    needed = -(-count // pool.page_size)
-    used = torch.arange(pages.shape[1], device=pages.device) < needed[:, None]
-    bad = (used & ((pages < 1) | (pages >= pool.num_pages))).any(1)
-    yield from fault_where(
-        bad,
-        Rule.RANGE,
-        lambda row: f"pages {pages[row, :8].tolist()}; allowed are 1 .. {pool.num_pages - 1}",
-    )
-
-
-def _topk_counts(arguments: Arguments) -> Faults:
-    scores, count = arguments[:2]
-    yield from _within(count, int(scores.shape[1]))
-    yield from _hidden_columns(scores, count)
-
-
-def _within(count: Tensor, most: int) -> Faults:
-    yield from fault_where(
-        (count < 0) | (count > most),
-        Rule.COUNT,
-        lambda row: f"count is {int(count[row])}, allowed are 0 .. {most}",
-    )
-
-
-def _hidden_columns(scores: Tensor, count: Tensor) -> Faults:
-    hidden = torch.arange(scores.shape[1], device=scores.device) >= count[:, None]
-    bad = (hidden & (scores != -torch.inf)).any(1)
-    yield from fault_where(
-        bad, Rule.SILENT, lambda row: f"a column from {int(count[row])} on is not -inf"
-    )
-
-
-def _write_slots(arguments: Arguments) -> Faults:
-    pool, slots = arguments[4], arguments[5]
-    low, high = pool.page_size, pool.num_slots
-    bad = (slots < -1) | ((slots >= 0) & (slots < low)) | (slots >= high)
-    for fault in fault_where(
-        bad,
-        Rule.SLOT_RANGE,
-        lambda row: f"slot {int(slots[row])}; allowed are -1 and {low} .. {high - 1}",
-    ):
-        yield _of_writes(fault, is_contained=False)
-    written = slots[slots >= 0]
-    if torch.unique(written).numel() < written.numel():
-        order = slots.argsort(stable=True)
-        ordered = slots[order]
-        again = torch.zeros_like(slots, dtype=torch.bool)
-        again[order[1:]] = (ordered[1:] == ordered[:-1]) & (ordered[1:] >= 0)
-        for fault in fault_where(again, Rule.SLOT_ONCE, lambda row: f"slot {int(slots[row])}"):
-            yield _of_writes(fault, is_contained=False)
-
-
-def _of_writes(fault: Fault, is_contained: bool) -> Fault:
-    return Fault(fault.rule, fault.rows, fault.detail, is_contained, is_of_writes=True)
-
-
-def _gather_range(arguments: Arguments) -> Faults:
-    pool, pages, start, length = arguments
-    position = torch.arange(start, start + length, device=pages.device)
-    page = pages[(position // pool.page_size).clamp_max(max(pages.shape[0] - 1, 0))]
-    bad = (page < 1) | (page >= pool.num_pages)
-    yield from fault_where(
-        bad,
-        Rule.RANGE,
-        lambda row: (
-            f"entry {start + row} is on page {int(page[row])}; allowed are 1 .. "
-            f"{pool.num_pages - 1}"
-        ),
-    )
-
-
-def _experts(arguments: Arguments) -> Faults:
-    yield from _named_experts(arguments[1], int(arguments[3].shape[0]))
-
-
-def _experts_fp8(arguments: Arguments) -> Faults:
-    yield from _named_experts(arguments[1], int(arguments[3][0].shape[0]))
-
-
-def _named_experts(ids: Tensor, num_experts: int) -> Faults:
-
-    def shown(row: int) -> str:
-        return f"experts {ids[row].tolist()}; allowed are -1 .. {num_experts - 1}"
-
-    yield from fault_where(((ids < -1) | (ids >= num_experts)).any(1), Rule.RANGE, shown)
-    ordered = ids.sort(dim=1).values
-    twice = ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).any(1)
-    yield from fault_where(
-        twice, Rule.ORDER, lambda row: f"experts {ids[row].tolist()} name one twice"
-    )
-
-
 def _scored(arguments: Arguments, results: Results) -> Faults:
     scores, count = results["scores"], arguments[-2]
-    yield from _hidden_columns(scores, count)
+    yield from before.hidden_columns(scores, count)
     seen = torch.arange(scores.shape[1], device=scores.device) < count[:, None]
     bad = (seen & ~scores.isfinite()).any(1)
     yield from fault_where(
@@ -232,7 +123,7 @@ RULES: Mapping[str, CallRules] = MappingProxyType(
             contract.without_slot,
             (0,),
             recheck_latent_write,
-            _write_slots,
+            before.write_slots,
             writes=(4, 5),
             turn=2,
         ),
@@ -241,7 +132,7 @@ RULES: Mapping[str, CallRules] = MappingProxyType(
             contract.padding,
             (0,),
             recheck_index_prepare,
-            _write_slots,
+            before.write_slots,
             keywise=(1,),
             writes=(4, 5),
             turn=0,
@@ -251,7 +142,7 @@ RULES: Mapping[str, CallRules] = MappingProxyType(
             contract.without(3),
             (0, 1),
             recheck_index_scores,
-            _score_counts,
+            before.score_counts,
             _scored,
             turn=3,
         ),
@@ -260,18 +151,22 @@ RULES: Mapping[str, CallRules] = MappingProxyType(
             contract.without(4),
             (0, 1),
             recheck_index_scores_paged,
-            _page_counts,
+            before.page_counts,
             _scored,
             turn=3,
         ),
         "topk": CallRules(
-            contract.chosen, contract.without(1), (), judge_topk, _topk_counts, _chosen
+            contract.chosen, contract.without(1), (), judge_topk, before.topk_counts, _chosen
         ),
         "sparse_mla": CallRules(
-            contract.attended, contract.without(4), (0, 1), recheck_sparse_mla, _attention_lists
+            contract.attended,
+            contract.without(4),
+            (0, 1),
+            recheck_sparse_mla,
+            before.attention_lists,
         ),
         "dense_mha": CallRules(
-            contract.attended_densely, contract.without(3), (0,), recheck_dense_mha, _visible
+            contract.attended_densely, contract.without(3), (0,), recheck_dense_mha, before.visible
         ),
         "lse_merge": CallRules(
             contract.merged, contract.none_silent, (), recheck_lse_merge, after=_merged
@@ -281,11 +176,11 @@ RULES: Mapping[str, CallRules] = MappingProxyType(
             contract.none_silent,
             (),
             recheck_context_gather,
-            _gather_range,
+            before.gather_range,
             turn=3,
         ),
         "moe": CallRules(
-            contract.mixed, contract.without_expert, (0, 2), recheck_moe, _experts, turn=1
+            contract.mixed, contract.without_expert, (0, 2), recheck_moe, before.experts, turn=1
         ),
         "quantise_rows": CallRules(
             contract.quantised, contract.padding, (0,), recheck_quantise_rows, turn=2
@@ -301,7 +196,7 @@ RULES: Mapping[str, CallRules] = MappingProxyType(
             contract.without_expert,
             (2,),
             recheck_moe_fp8,
-            _experts_fp8,
+            before.experts_fp8,
             turn=1,
         ),
     }

@@ -18,7 +18,6 @@ import triton
 import triton.language as tl
 
 from gnomon.attention.providers.triton.language import (
-    E4M3_MAX,
     INTERPRETED,
     decode_e4m3,
     dot,
@@ -30,6 +29,7 @@ from gnomon.attention.providers.triton.language import (
 
 GROUP = tl.constexpr(128)  # columns of one scale
 MIN_AMAX = tl.constexpr(1e-4)
+E4M3_MAX = tl.constexpr(448.0)
 
 
 @triton.jit
