@@ -1,8 +1,8 @@
 """Turn a results file of `gnomon bench ops` into rows for attention/providers/ranking.py.
 
 In:  the JSON that `gnomon bench ops --json FILE` wrote; the name under which it is kept.
-Out: Measured(...) lines, one per operator, phase, layout and number of heads, to be pasted into
-     MEASURED. A class is read from a cell's size in words ("decode b64 h16, fp8").
+Out: Measured(...) lines to be pasted into MEASURED, one per operator, phase, layout, number of heads
+     and, for attention, of rows: read from a cell's size in words ("decode b64 h16, fp8").
 Usage: python tools/rank_providers.py docs/results/bench_ops_h200.json
 """
 
@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from gnomon.attention.by_rows import OPERATORS_BY_ROWS
 from gnomon.attention.providers.ranking import Measured, table_of
 
 LAYOUTS = {"sparse_mla": {"bf16": "bf16_576", "fp8": "fp8_ds_mla_656"}}
@@ -28,6 +29,7 @@ def rows_of(cells: list[Mapping[str, Any]]) -> Iterator[dict[str, object]]:
         op, size = str(cell["op"]), str(cell["size"])
         words = set(re.findall(r"[a-z0-9_]+", size.lower()))
         heads = re.search(r"\bh(\d+)\b", size.lower())
+        batch = re.search(r"\bb?(\d+)(?: rows)?\b", size.lower())
         layout = next((full for word, full in LAYOUTS.get(op, {}).items() if word in words), None)
         named = next((phase for phase in ("prefill", "decode") if phase in words), None)
         phase = named or PHASES.get(op)
@@ -40,6 +42,7 @@ def rows_of(cells: list[Mapping[str, Any]]) -> Iterator[dict[str, object]]:
                     "phase": one,
                     "layout": "index_k_132" if op in BY_INDEX_LAYOUT else layout,
                     "num_heads": int(heads.group(1)) if heads else 1,
+                    "num_rows": int(batch.group(1)) if batch and op in OPERATORS_BY_ROWS else 0,
                     "provider": entry["provider"],
                     "us": entry["timing"]["median_us"],
                     "shape": size,
@@ -51,7 +54,8 @@ def line_of(one: Measured) -> str:
     order = ", ".join(f'"{name}"' for name in one.order) + ("," if len(one.order) == 1 else "")
     layout = "None" if one.layout is None else f'"{one.layout}"'
     fields = f'"{one.op}", "{one.phase}", {layout}, {one.num_heads}, ({order})'
-    return f"    Measured({fields}, _H200),"
+    rows = f", num_rows={one.num_rows}" if one.num_rows else ""
+    return f"    Measured({fields}, _H200{rows}),"
 
 
 def main(arguments: list[str]) -> int:

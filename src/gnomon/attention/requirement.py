@@ -22,6 +22,7 @@ class OpNeed:
 
     ``is_deterministic``: a row's bits hang on its own data alone, whatever rows run beside it.
     ``phase``: "decode" (every request has a row or few), "prefill" (all other steps) or None, any.
+    ``num_rows``: of a call, where kernels are chosen by it.
     ``capability``: compute capability of the GPU, (9, 0) for Hopper. None: not known, no matter.
     """
 
@@ -35,6 +36,7 @@ class OpNeed:
     phase: str | None = None
     page_size: int | None = None
     capability: tuple[int, int] | None = None
+    num_rows: int | None = None
 
     def size(self, name: str) -> int | None:
         """A field of ``dims``, "qk_head_dim" (of un-absorbed keys) or "page_size", if known."""

@@ -14,6 +14,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from gnomon.attention.by_rows import OPERATORS_BY_ROWS, choose_by_rows
 from gnomon.attention.dispatch import (
     OPERATORS,
     Choice,
@@ -24,7 +25,7 @@ from gnomon.attention.dispatch import (
 )
 from gnomon.attention.ops.operators import Operators
 from gnomon.attention.plan import StepPlan
-from gnomon.attention.providers.ranking import fastest
+from gnomon.attention.providers.ranking import fastest, row_classes
 from gnomon.engine.config import EngineConfig
 from gnomon.errors import ConfigError, UnsupportedError
 
@@ -110,11 +111,30 @@ def _bind(
             forced.update(dict.fromkeys(_served(flag, name, group, need, providers), name))
             flags.append(f"{flag} {name}")
     try:
-        return bind_operators(need, providers, forced, fastest)
+        return _by_rows(need, providers, forced, *bind_operators(need, providers, forced, fastest))
     except UnsupportedError as error:
         if not flags:
             raise
         raise UnsupportedError(f"{error} (given: {', '.join(flags)})") from error
+
+
+def _by_rows(
+    need: OpNeed,
+    providers: Sequence[Provider],
+    forced: Mapping[str, str],
+    ops: Operators,
+    choices: Sequence[Choice],
+) -> tuple[Operators, tuple[Choice, ...]]:
+    """The same with kernels by rows where other providers are fastest for few and for many."""
+    kernels, names, taken = dict(ops.kernels), dict(ops.providers), {c.op: c for c in choices}
+    for op in OPERATORS_BY_ROWS:
+        found = None
+        if op not in forced:
+            found = choose_by_rows(op, need, providers, fastest, row_classes(op, need))
+        if found is not None:
+            taken[op], kernels[op] = found
+            names[op] = "by rows"
+    return Operators(kernels, names, ops.fusions), tuple(taken.values())
 
 
 def _served(

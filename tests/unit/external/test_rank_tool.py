@@ -10,6 +10,9 @@ import pytest
 
 from tools.rank_providers import main
 
+FP8 = '"sparse_mla", "decode", "fp8_ds_mla_656", 16'
+BF16 = '"sparse_mla", "prefill", "bf16_576", 128'
+
 
 def cell(op: str, size: str, **times: float | None) -> dict[str, Any]:
     entries = [
@@ -22,7 +25,7 @@ def cell(op: str, size: str, **times: float | None) -> dict[str, Any]:
 def test_cells_become_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cells = [
         cell("sparse_mla", "decode b1 h16, fp8", triton=5.0, flashmla=8.0, fa3=None),
-        cell("sparse_mla", "decode b64 h16, fp8", triton=5.0, flashmla=6.0),
+        cell("sparse_mla", "decode b64 h16, fp8", triton=7.0, flashmla=6.0),
         cell("sparse_mla", "prefill 4096 rows h128, 32k keys, bf16", triton=9.0, flashmla=4.0),
         cell("index_scores_paged", "b64, 32k keys, H64", triton=2.0, deepgemm=1.0),
         cell("rms_norm", "16k x 7168", triton=1.0, torch=2.0),
@@ -32,12 +35,13 @@ def test_cells_become_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     path.write_text(json.dumps({"cells": cells}))
     assert main([str(path)]) == 0
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
-    found = [line.removeprefix("Measured(").removesuffix(", _H200),") for line in lines]
+    found = [line.removeprefix("Measured(").removesuffix("),") for line in lines]
     assert found == [
-        '"index_scores_paged", "decode", "index_k_132", 64, ("deepgemm", "triton")',
-        '"rms_norm", "decode", None, 1, ("triton", "torch")',
-        '"rms_norm", "prefill", None, 1, ("triton", "torch")',
-        '"sparse_mla", "decode", "fp8_ds_mla_656", 16, ("triton", "flashmla")',
-        '"sparse_mla", "prefill", "bf16_576", 128, ("flashmla", "triton")',
+        '"index_scores_paged", "decode", "index_k_132", 64, ("deepgemm", "triton"), _H200',
+        '"rms_norm", "decode", None, 1, ("triton", "torch"), _H200',
+        '"rms_norm", "prefill", None, 1, ("triton", "torch"), _H200',
+        f'{FP8}, ("triton", "flashmla"), _H200, num_rows=1',
+        f'{FP8}, ("flashmla", "triton"), _H200, num_rows=64',
+        f'{BF16}, ("flashmla", "triton"), _H200, num_rows=4096',
     ]
     assert main([]) == 2

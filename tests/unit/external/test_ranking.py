@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from gnomon.attention.by_rows import choose_by_rows
 from gnomon.attention.dispatch import KernelSet, OpNeed, Requirement, choose
-from gnomon.attention.providers.ranking import MEASURED, Measured, fastest, table_of
+from gnomon.attention.providers.ranking import MEASURED, Measured, fastest, row_classes, table_of
 from gnomon.attention.routes import AttentionDims
 
 NEED = OpNeed(
@@ -80,6 +81,41 @@ def test_measured_orders_go_before_ranks_and_ability_before_both() -> None:
     assert choose("sparse_mla", NEED, ranked, "z", by_table).reason == "forced"
 
 
+ROWS = (
+    Measured("sparse_mla", "decode", "bf16_576", 16, ("a", "b"), "few", num_rows=4),
+    Measured("sparse_mla", "decode", "bf16_576", 16, ("a", "b"), "some", num_rows=16),
+    Measured("sparse_mla", "decode", "bf16_576", 16, ("b", "a"), "many", num_rows=64),
+)
+
+
+def by_rows(op: str, need: OpNeed) -> tuple[tuple[str, ...], str]:
+    return fastest(op, need, ROWS)
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "source"),
+    [(1, "few"), (7, "few"), (9, "some"), (31, "some"), (33, "many"), (None, "many")],
+)
+def test_the_nearest_measured_number_of_rows_decides(num_rows: int | None, source: str) -> None:
+    assert by_rows("sparse_mla", replace(NEED, num_rows=num_rows))[1] == source
+
+
+def test_a_kernel_by_rows_hands_calls_on() -> None:
+    classes = row_classes("sparse_mla", NEED, ROWS)
+    assert classes == (4, 16, 64)
+    providers = tuple(
+        KernelSet(name, 1, {"sparse_mla": lambda x, name=name: (name, len(x))}) for name in "ab"
+    )
+    found = choose_by_rows("sparse_mla", NEED, providers, by_rows, classes)
+    assert found is not None
+    choice, kernel = found
+    assert choice.reason == "up to 32 rows a, then b: many"
+    called = [kernel(torch.zeros(n, 1)) for n in (0, 1, 32, 33, 500)]
+    assert called == [("a", 0), ("a", 1), ("a", 32), ("b", 33), ("b", 500)]
+    assert choose_by_rows("sparse_mla", NEED, providers[:1], by_rows, classes) is None
+    assert choose_by_rows("sparse_mla", NEED, providers, by_rows, ()) is None
+
+
 def row(name: str, microseconds: float, shape: str = "", num_heads: int = 16) -> dict[str, object]:
     held = {"op": "sparse_mla", "phase": "decode", "layout": "bf16_576", "num_heads": num_heads}
     return {**held, "provider": name, "us": microseconds, "shape": shape}
@@ -96,6 +132,6 @@ def test_results_become_a_table() -> None:
 
 
 def test_the_table_names_each_class_once() -> None:
-    keys = [(m.op, m.phase, m.layout, m.num_heads, m.capability) for m in MEASURED]
+    keys = [(m.op, m.phase, m.layout, m.num_heads, m.num_rows, m.capability) for m in MEASURED]
     assert len(set(keys)) == len(keys)
     assert all(m.order and m.source for m in MEASURED)

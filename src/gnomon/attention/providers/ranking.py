@@ -3,7 +3,8 @@
 In:  an operator and a need (phase, layout, heads). Out: names from the fastest on and the source;
      nothing where nobody has measured: then the providers' own ranks decide.
 A measurement holds for a GPU generation, an operator, a phase and a layout. Among measurements of
-several head counts the nearest one (by ratio) decides, so that 20 heads follow 16 rather than 64.
+several head counts the nearest one (by ratio) decides, so that 20 heads follow 16 rather than 64;
+then likewise the nearest number of rows (`row_classes`; by_rows.py binds a kernel for each).
 `tools/rank_providers.py` prints this table out of a results file of `gnomon bench ops`.
 Not here: whether a provider can (requirement.py), the choice (dispatch.choose).
 """
@@ -21,7 +22,8 @@ from gnomon.attention.requirement import OpNeed
 class Measured:
     """Providers from the fastest on. ``layout`` None: any; ``num_heads``: of what the op works on.
 
-    ``capability``: major compute capability of the GPU that it was measured on.
+    ``capability``: major compute capability of the GPU that it was measured on. ``num_rows``: of
+    a call; 0: it does not matter.
     """
 
     op: str
@@ -31,6 +33,7 @@ class Measured:
     order: tuple[str, ...]
     source: str
     capability: int = 9
+    num_rows: int = 0
 
 
 _PUBLISHED = "fastest by published figures (kernels.md §1.1, §1.10); not measured here yet"
@@ -52,19 +55,37 @@ MEASURED: tuple[Measured, ...] = (
 def fastest(
     op: str, need: OpNeed, table: Sequence[Measured] = MEASURED
 ) -> tuple[tuple[str, ...], str]:
-    """(names from the fastest on, where that was measured); ((), "") where it was not."""
-    if need.capability is None or need.phase is None:
+    """(names from the fastest on, where that was measured); ((), "") where it was not.
+
+    A need that does not tell its rows gets what holds for the most rows measured.
+    """
+    fitting = _fitting(op, need, table)
+    if not fitting:
         return (), ""
+    most = max(one.num_rows for one in fitting)
+    rows = need.num_rows or most or 1
+    best = min(fitting, key=lambda one: (_distance(one.num_rows or rows, rows), -one.num_rows))
+    return best.order, best.source
+
+
+def row_classes(op: str, need: OpNeed, table: Sequence[Measured] = MEASURED) -> tuple[int, ...]:
+    """The numbers of rows for which ``op`` was measured under ``need``, ascending; () if open."""
+    return tuple(sorted({one.num_rows for one in _fitting(op, need, table) if one.num_rows}))
+
+
+def _fitting(op: str, need: OpNeed, table: Sequence[Measured]) -> list[Measured]:
+    """Measurements of the nearest number of heads; several for several numbers of rows."""
+    if need.capability is None or need.phase is None:
+        return []
     fitting = [
         one
         for one in table
         if (one.op, one.phase, one.capability) == (op, need.phase, need.capability[0])
         and one.layout in (None, need.layout_of(op))
     ]
-    if not fitting:
-        return (), ""
-    nearest = min(fitting, key=lambda one: _distance(one.num_heads, heads_of(op, need)))
-    return nearest.order, nearest.source
+    heads = heads_of(op, need)
+    nearest = min((_distance(one.num_heads, heads) for one in fitting), default=0.0)
+    return [one for one in fitting if _distance(one.num_heads, heads) == nearest]
 
 
 def heads_of(op: str, need: OpNeed) -> int:
@@ -74,12 +95,12 @@ def heads_of(op: str, need: OpNeed) -> int:
 
 
 def table_of(rows: Iterable[Mapping[str, object]], source: str) -> tuple[Measured, ...]:
-    """Measured orders out of rows with op, phase, layout, num_heads, provider, us (microseconds).
+    """Measured orders out of rows with op, phase, layout, num_heads, num_rows, provider, us.
 
     Several shapes of one class count by the geometric mean of their times; a provider that lacks a
     shape which another has is not ranked in that class.
     """
-    times: dict[tuple[str, str, str | None, int], dict[str, dict[str, float]]] = {}
+    times: dict[tuple[str, str, str | None, int, int], dict[str, dict[str, float]]] = {}
     for row in rows:
         layout = row.get("layout")
         key = (
@@ -87,17 +108,19 @@ def table_of(rows: Iterable[Mapping[str, object]], source: str) -> tuple[Measure
             str(row["phase"]),
             None if layout is None else str(layout),
             int(str(row["num_heads"])),
+            int(str(row.get("num_rows", 0))),
         )
         shapes = times.setdefault(key, {}).setdefault(str(row["provider"]), {})
         shapes[str(row.get("shape", ""))] = float(str(row["us"]))
     found = []
-    for (op, phase, layout, num_heads), by_provider in sorted(
-        times.items(), key=lambda item: tuple(map(str, item[0]))
+    for (op, phase, layout, num_heads, num_rows), by_provider in sorted(
+        times.items(), key=lambda item: (*map(str, item[0][:3]), *item[0][3:])
     ):
         every = set().union(*by_provider.values())
         complete = {name: held for name, held in by_provider.items() if set(held) == every}
         order = sorted(complete, key=lambda name: (_mean_log(complete[name].values()), name))
-        found.append(Measured(op, phase, layout, num_heads, tuple(order), source))
+        one = Measured(op, phase, layout, num_heads, tuple(order), source, num_rows=num_rows)
+        found.append(one)
     return tuple(found)
 
 

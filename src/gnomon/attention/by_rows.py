@@ -1,0 +1,59 @@
+"""A kernel chosen by the number of rows of a call, where the fastest one depends on it.
+
+In:  an operator, a need, providers, the numbers of rows that were measured (providers/ranking.py).
+Out: a Choice and one kernel that hands each call on, by the rows of its first argument: a shape,
+     known to the host, fixed in a captured graph.
+Only for operators that no fusion stands for: a fusion comes from one provider.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gnomon.attention.dispatch import Choice, OpNeed, Provider, Ranking, choose
+
+Kernel = Callable[..., Any]
+OPERATORS_BY_ROWS = ("sparse_mla",)
+
+
+@dataclass(frozen=True, slots=True)
+class ByRows:
+    """``kernels``: (most rows, kernel), ascending; the last one takes all that is left."""
+
+    kernels: tuple[tuple[int, Kernel], ...]
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Run the kernel for the rows of the first argument."""
+        num_rows = arguments[0].shape[0]
+        for most, kernel in self.kernels[:-1]:
+            if num_rows <= most:
+                return kernel(*arguments)
+        return self.kernels[-1][1](*arguments)
+
+
+def choose_by_rows(
+    op: str,
+    need: OpNeed,
+    available: Sequence[Provider],
+    ranking: Ranking,
+    classes: Sequence[int],
+) -> tuple[Choice, Kernel] | None:
+    """The choice for ``classes`` of rows, and its kernel; None where one provider takes all."""
+    choices = [choose(op, replace(need, num_rows=n), available, None, ranking) for n in classes]
+    if len({choice.provider.name for choice in choices}) < 2:
+        return None
+    parts: list[tuple[int, Choice]] = []
+    for index, (num_rows, choice) in enumerate(zip(classes, choices, strict=True)):
+        last = index + 1 == len(classes)
+        most = num_rows if last else math.isqrt(num_rows * classes[index + 1])
+        if parts and parts[-1][1].provider is choice.provider:
+            parts.pop()
+        parts.append((most, choice))
+    limits = [f"up to {most} rows {one.provider.name}" for most, one in parts[:-1]]
+    words = ", ".join([*limits, f"then {parts[-1][1].provider.name}"])
+    main = parts[-1][1]
+    kernels = tuple((most, one.provider.kernel(op, need)) for most, one in parts)
+    return replace(main, reason=f"{words}: {main.reason}"), ByRows(kernels)
