@@ -1,8 +1,8 @@
 """Turn a results file of `gnomon bench ops` into rows for attention/providers/ranking.py.
 
 In:  the JSON that `gnomon bench ops --json FILE` wrote; the name under which it is kept.
-Out: Measured(...) lines to be pasted into MEASURED, one per operator, phase, layout, number of heads
-     and, for attention, of rows: read from a cell's size in words ("decode b64 h16, fp8").
+Out: Measured(...) lines to be pasted into MEASURED, one per operator, phase, layout, number of
+     heads and, for attention, of rows: read from a cell's size ("decode b64 h16, fp8").
 Usage: python tools/rank_providers.py docs/results/bench_ops_h200.json
 """
 
