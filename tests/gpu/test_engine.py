@@ -106,6 +106,22 @@ def test_bfloat16_runs_to_the_end(model):
     assert {deltas[-1].finish_reason for deltas in found.values()} == {"length"}
 
 
+@pytest.mark.parametrize("model", [V32, GLM])
+@pytest.mark.parametrize("layout", ["auto", "fp8"])
+def test_fp8_weights_prefill_and_decode(model, layout):
+    core = core_on("cuda", model=f"{model},fp8=true", dtype="bfloat16", kv_layout=layout)
+    assert core._parts.runner.model.layers[0].attention.output.weight.codes.is_cuda
+    batch = decode_batch(core, 8)
+    runner = core._parts.runner
+    eager = runner.run(batch.eager()).logits
+    logits, flags = runner._graphs.replay(batch)
+    assert not bool(flags.any())
+    assert bool(logits.isfinite().all())
+    torch.testing.assert_close(logits, eager, rtol=0.05, atol=0.1)
+    again = core_on("cuda", model=f"{model},fp8=true", dtype="bfloat16", kv_layout=layout)
+    assert {len(ids) for ids in outputs(again, twenty(24)).values()} == {24}
+
+
 def decode_batch(core: EngineCore, count: int) -> DecodeBatch:
     """The first decode step of `count` requests, built and not run."""
     core.add([request(f"d{i}", prompt(50 + 9 * i, i), 20) for i in range(count)])

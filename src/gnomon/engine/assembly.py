@@ -31,7 +31,8 @@ from gnomon.engine.batch import BatchBuilder
 from gnomon.engine.config import EngineConfig
 from gnomon.engine.graphs import CudaRecorder, DecodeGraphs, Recorder
 from gnomon.engine.info import engine_info
-from gnomon.engine.machine import probe_machine, shortcomings
+from gnomon.engine.machine import Machine, probe_machine, shortcomings
+from gnomon.engine.memory_plan import weight_bytes_of
 from gnomon.engine.operators import bind_phases, phase_rows
 from gnomon.engine.record import RecordRules, StepRecorder
 from gnomon.engine.record_witness import Subject, Witness
@@ -43,9 +44,11 @@ from gnomon.engine.scheduler import Scheduler
 from gnomon.engine.shadow import Shadow
 from gnomon.engine.step_checks import PagePoison
 from gnomon.engine.step_rules import batch_rules, graph_rules, overlaps, with_overrides
+from gnomon.engine.warm_up import warm_up
 from gnomon.engine.wire import EngineInfo
 from gnomon.models.config import ModelConfig
 from gnomon.models.params import param_dtype, param_specs
+from gnomon.models.quantised import keeps_fp8
 from gnomon.models.sources import LoadedModel, ModelSource, open_model, parse_model_spec
 
 logger = logging.getLogger(__name__)
@@ -98,7 +101,7 @@ def survey(config: EngineConfig, default_vocab_size: int | None = None) -> Surve
     machine = probe_machine(config.device)
     for lack in shortcomings(machine):
         logger.warning("%s", lack)
-    resolved = resolve(config, model, machine, _weight_bytes(model, config))
+    resolved = resolve(config, model, machine, _weight_bytes(model, config, machine))
     need = OpNeed(
         device=machine.device,
         dtype=resolved.dtype,
@@ -142,8 +145,12 @@ def assemble(
         resolved.device,
         lambda step: progress("weights", step.bytes_done, step.bytes_total),
         num_positions=resolved.max_model_len,
+        has_fp8=resolved.has_fp8,
     )
-    return put_together(found, loaded, progress=progress)
+    parts = put_together(found, loaded, progress=progress)
+    if resolved.device.type == "cuda" and resolved.check is not CheckLevel.FULL:
+        warm_up(parts, progress)
+    return parts
 
 
 def put_together(
@@ -249,9 +256,11 @@ def _witness(
     return Witness(runner, subject, recorder, shadow)
 
 
-def _weight_bytes(model: ModelConfig, config: EngineConfig) -> int:
+def _weight_bytes(model: ModelConfig, config: EngineConfig, machine: Machine) -> int:
     """Bytes of the loaded weights, before the dtype is settled: "auto" is the model's own."""
     dtype = model.torch_dtype if config.dtype == "auto" else getattr(torch, config.dtype)
+    if keeps_fp8(config.weights, model.quantization, machine.device, machine.capability):
+        return weight_bytes_of(model, dtype)
     return sum(
         math.prod(spec.shape) * param_dtype(spec, dtype).itemsize for spec in param_specs(model)
     )
