@@ -36,15 +36,28 @@ class Measured:
     num_rows: int = 0
 
 
-_PUBLISHED = "fastest by published figures (kernels.md §1.1, §1.10); not measured here yet"
-_COMPILED = (
+_PUBLISHED = "fastest by published figures (kernels.md §1.10); FA3 is not measured here yet"
+_COMPILED = "DeepGEMM compiles for seconds at each new class of shapes; it can be forced"
     "triton: DeepGEMM's nvcc stalls for seconds at each new class of shapes; forced, it runs"
 )
+_H200 = "fastest on an H200 (bench/tune_attention.py)"
 
+_BF16, _FP8 = "bf16_576", "fp8_ds_mla_656"
+_TRITON, _FLASHMLA = ("triton", "flashmla"), ("flashmla", "triton")
+_FA3 = ("fa3", "triton", "flashmla")
 MEASURED: tuple[Measured, ...] = (
-    Measured("sparse_mla", "prefill", "bf16_576", 128, ("flashmla", "fa3"), _PUBLISHED),
-    Measured("sparse_mla", "prefill", "bf16_576", 16, ("fa3", "flashmla"), _PUBLISHED),
-    Measured("sparse_mla", "decode", "bf16_576", 128, ("fa3", "flashmla"), _PUBLISHED),
+    Measured("sparse_mla", "prefill", _BF16, 128, _FLASHMLA, _H200),
+    Measured("sparse_mla", "prefill", _BF16, 64, _FLASHMLA, _H200),
+    Measured("sparse_mla", "prefill", _BF16, 32, _FLASHMLA, _H200),
+    Measured("sparse_mla", "prefill", _BF16, 16, _FA3, _PUBLISHED),
+    Measured("sparse_mla", "prefill", _FP8, 128, _FLASHMLA, _H200),
+    Measured("sparse_mla", "decode", _BF16, 128, ("fa3", "flashmla", "triton"), _PUBLISHED),
+    Measured("sparse_mla", "decode", _BF16, 16, _FA3, _PUBLISHED),
+    Measured("sparse_mla", "decode", _FP8, 16, _TRITON, _H200, num_rows=1),
+    Measured("sparse_mla", "decode", _FP8, 16, _TRITON, _H200, num_rows=16),
+    Measured("sparse_mla", "decode", _FP8, 16, _FLASHMLA, _H200, num_rows=64),
+    Measured("sparse_mla", "decode", _FP8, 16, _FLASHMLA, _H200, num_rows=128),
+    Measured("sparse_mla", "decode", _FP8, 64, _FLASHMLA, _H200),
     Measured("linear_fp8", "prefill", None, 1, ("triton", "deepgemm"), _COMPILED),
     Measured("linear_fp8", "decode", None, 1, ("triton", "deepgemm"), _COMPILED),
     Measured("moe_fp8", "prefill", None, 1, ("triton", "deepgemm"), _COMPILED),
