@@ -77,9 +77,50 @@ OTHERS = [
 ]
 
 
+def plain(module: str, kernel: str, pointers: dict[str, str], **others: Any) -> Build:
+    """A kernel without products; ``others``: sizes as "i32", constants as they are."""
+    sizes = {name: kind for name, kind in others.items() if kind == "i32"}
+    constants = {name: value for name, value in others.items() if name not in sizes}
+    signature = pointers | {n: kind if kind == "i32" else "constexpr" for n, kind in others.items()}
+    aligned = (*pointers, *(size for size in sizes if size in ("K", "width", "x_stride")))
+    options = {"num_warps": 4}
+    return Build(f"{PACKAGE}.{module}", kernel, signature, constants, options, 90, aligned)
+
+
+SORT = dict.fromkeys(("ids",), "*i64")
+FEW = {**SORT, **dict.fromkeys(("pairs", "expert_of_block", "num_blocks"), "*i32")}
+PLACES = dict.fromkeys(("counts", "totals", "num_blocks"), "*i32")
+WRITE = {**SORT, **dict.fromkeys(("places", "totals", "pairs", "expert_of_block"), "*i32")}
+ROWS = {"x": "*bf16", "codes": "*u8", "scales": "*fp32"}
+QUANTISE = {"num_rows": "i32", "K": "i32", "x_stride": "i32", "s_group": "i32", "ROWS": 1}
+QUANTISE |= {"GROUPS": 8, "WITH_SILU": False, "IS_POWER_OF_TWO": False, "NATIVE": True}
+SMALL = [
+    plain("moe_sort", "sort_few", FEW, num_pairs="i32", EXPERTS=256, CHUNK=1024, BM=16),
+    plain(
+        "moe_sort", "count_chunks", {**SORT, "counts": "*i32"}, num_pairs="i32", EXPERTS=256,
+        CHUNK=1024,
+    ),
+    plain("moe_sort", "place_chunks", PLACES, num_chunks="i32", EXPERTS=256, BM=128, TILE=16),
+    plain(
+        "moe_sort", "write_pairs", WRITE, num_pairs="i32", num_chunks="i32", most="i32",
+        EXPERTS=256, CHUNK=1024, BM=128, BLOCKS=16,
+    ),
+    plain("linear_quantise", "quantise", ROWS, **QUANTISE),
+    plain("linear_quantise", "quantise", ROWS, **QUANTISE | {"WITH_SILU": True}),
+    plain(
+        "moe", "add_shares", {"parts": "*bf16", "ids": "*i64", "out": "*bf16"},
+        num_experts_per_row="i32", width="i32", K=8, BLOCK=1024,
+    ),
+    plain(
+        "products", "add_splits", {"parts": "*fp32", "out": "*bf16"}, num_rows="i32", width="i32",
+        SPLITS=4, BLOCK=1024,
+    ),
+]  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def reports() -> list[Report]:
-    return compile_all(STREAMING + WIDE + OTHERS)
+    return compile_all(STREAMING + WIDE + OTHERS + SMALL)
 
 
 def test_no_kernel_spills_or_asks_for_too_much(reports: list[Report]) -> None:
@@ -87,7 +128,7 @@ def test_no_kernel_spills_or_asks_for_too_much(reports: list[Report]) -> None:
 
 
 def test_sm_90_runs_on_wgmma(reports: list[Report]) -> None:
-    streaming, wide = reports[: len(STREAMING)], reports[len(STREAMING) : -len(OTHERS)]
+    streaming, wide = reports[: len(STREAMING)], reports[len(STREAMING) : len(STREAMING + WIDE)]
     assert all(shape.startswith("m64n") for report in streaming + wide for shape in report.wgmma)
     assert all(report.wgmma for report in streaming + wide)
     assert "m64n16k32" in streaming[0].wgmma

@@ -146,9 +146,9 @@ def write_pairs(
         count = tl.load(totals + owner)
         start = tl.load(totals + EXPERTS + owner) - (count + BM - 1) // BM
         inside = (block - start)[:, None] * BM + tl.arange(0, BM)[None, :]
-        at = block[:, None] * BM + tl.arange(0, BM)[None, :]
+        tail = block[:, None] * BM + tl.arange(0, BM)[None, :]
         is_tail = is_used[:, None] & (inside >= count[:, None])
-        tl.store(pairs + at, num_pairs, mask=is_tail)
+        tl.store(pairs + tail, num_pairs, mask=is_tail)
 
 
 def most_blocks(num_pairs: int, num_experts: int, block: int) -> int:
