@@ -33,35 +33,33 @@ DEVICE = torch.device("cuda")
 PLAIN, PACKED = PlainLayout(torch.bfloat16, 576), Fp8LatentLayout(512, 64)
 
 FEW_PLAIN = [
-    ListTile(16, 64, 8, 2),
-    ListTile(16, 64, 8, 2, reads_ahead=True),
-    ListTile(16, 64, 8, 3, reads_ahead=True),
     ListTile(16, 64, 4, 2),
+    ListTile(16, 64, 4, 2, reads_ahead=True),
+    ListTile(16, 64, 8, 3, reads_ahead=True),
     ListTile(16, 32, 4, 2),
+    ListTile(16, 32, 4, 2, max_registers=168),
+    ListTile(16, 32, 4, 2, max_registers=128),
     ListTile(16, 32, 4, 3, reads_ahead=True),
     ListTile(16, 32, 8, 3, reads_ahead=True),
 ]
 FEW_PACKED = [
-    ListTile(16, 64, 8, 2),
+    ListTile(16, 64, 8, 2, reads_ahead=True),
     ListTile(16, 64, 8, 3, reads_ahead=True),
-    ListTile(16, 32, 4, 2),
     ListTile(16, 32, 4, 2, reads_ahead=True),
     ListTile(16, 32, 4, 3, reads_ahead=True),
     ListTile(16, 32, 4, 4, reads_ahead=True),
-    ListTile(16, 32, 8, 3, reads_ahead=True),
 ]
 MANY_PLAIN = [
-    ListTile(64, 64, 8, 2),
     ListTile(64, 64, 8, 2, reads_ahead=True),
+    ListTile(64, 32, 8, 2, reads_ahead=True),
     ListTile(64, 32, 8, 3, reads_ahead=True),
 ]
 MANY_PACKED = [
     ListTile(64, 64, 8, 2),
-    ListTile(64, 64, 8, 2, reads_ahead=True),
     ListTile(64, 64, 8, 3, reads_ahead=True),
     ListTile(64, 32, 8, 3, reads_ahead=True),
 ]
-MIDDLE = [ListTile(32, 64, 8, 2), ListTile(32, 64, 8, 2, reads_ahead=True), *MANY_PLAIN[:2]]
+MIDDLE = [ListTile(32, 64, 8, 2, reads_ahead=True), ListTile(32, 32, 8, 3, reads_ahead=True)]
 DENSE = [DenseTile(128, 64, 8, 3), DenseTile(128, 128, 8, 2), DenseTile(128, 64, 8, 2)]
 DENSE += [DenseTile(64, 64, 4, 3), DenseTile(128, 64, 4, 3)]
 
@@ -90,20 +88,20 @@ PREFILL = [
     Cell(PACKED, 4096, 128, MANY_PACKED),
 ]
 DECODE = [
-    Cell(PACKED, 1, 16, FEW_PACKED, (8, 16)),
+    Cell(PACKED, 1, 16, FEW_PACKED, (16, 32)),
     Cell(PACKED, 16, 16, FEW_PACKED, (8, 16)),
-    Cell(PACKED, 64, 16, FEW_PACKED, (1, 2, 4, 6)),
-    Cell(PACKED, 128, 16, FEW_PACKED, (1, 2, 3)),
-    Cell(PACKED, 1, 64, MANY_PACKED, (8, 12, 16)),
-    Cell(PACKED, 16, 64, MANY_PACKED, (4, 8)),
-    Cell(PACKED, 64, 64, MANY_PACKED, (2, 4)),
-    Cell(PACKED, 128, 64, MANY_PACKED, (1, 2)),
-    Cell(PACKED, 1, 128, MANY_PACKED, (8, 12, 16)),
-    Cell(PACKED, 16, 128, MANY_PACKED, (4, 8)),
-    Cell(PACKED, 64, 128, MANY_PACKED, (1, 2)),
-    Cell(PACKED, 128, 128, MANY_PACKED, (1,)),
+    Cell(PACKED, 64, 16, FEW_PACKED, (2, 4)),
+    Cell(PACKED, 128, 16, FEW_PACKED, (1, 2)),
+    Cell(PACKED, 1, 64, MANY_PACKED, (16, 32)),
+    Cell(PACKED, 16, 64, MANY_PACKED, (8,)),
+    Cell(PACKED, 64, 64, MANY_PACKED, (2,)),
+    Cell(PACKED, 128, 64, MANY_PACKED),
+    Cell(PACKED, 1, 128, MANY_PACKED, (16, 32)),
+    Cell(PACKED, 16, 128, MANY_PACKED, (4,)),
+    Cell(PACKED, 64, 128, MANY_PACKED),
+    Cell(PACKED, 128, 128, MANY_PACKED),
     Cell(PLAIN, 64, 16, FEW_PLAIN, (2, 4)),
-    Cell(PLAIN, 64, 128, MANY_PLAIN, (1, 2)),
+    Cell(PLAIN, 64, 128, MANY_PLAIN),
 ]
 
 
@@ -142,7 +140,9 @@ def tune_lists(cell: Cell, library: FlashMlaLibrary | None) -> Iterator[str]:
     for tile in cell.tiles:
         for number in cell.splits:
             name = f"{tile.heads}x{tile.keys} w{tile.num_warps} s{tile.num_stages}"
-            name += f"{' ahead' if tile.reads_ahead else ''} /{number}"
+            name += f"{' ahead' if tile.reads_ahead else ''}"
+            name += f" r{tile.max_registers}" if tile.max_registers else ""
+            name += f" /{number}"
             calls[name] = lambda t=tile, n=number: call.run(t, Splits(n))
     times = time_calls(calls, DEVICE, num_runs=7 if cell.num_rows > 256 else 15)
     theirs = times.get("FlashMLA")
@@ -150,13 +150,13 @@ def tune_lists(cell: Cell, library: FlashMlaLibrary | None) -> Iterator[str]:
     size = cell.num_rows * WIDTH * cell.layout.bytes_per_token
     for name, timing in times.items():
         if isinstance(timing, Failure):
-            yield f"{cell.label:34} {name:26} {timing.reason[:100]}"
+            yield f"{cell.label:34} {name:30} {timing.reason[:100]}"
             continue
         took = timing.median_us
         ratio = "" if theirs is None or isinstance(theirs, Failure) else theirs.median_us / took
         shown = f"{ratio:5.2f}x" if ratio else ""
         speed = f"{work / took / 1e6:7.1f} TF {size / took / 1e3:7.0f} GB/s"
-        yield f"{cell.label:34} {name:26} {took:9.1f} us {speed} {shown}"
+        yield f"{cell.label:34} {name:30} {took:9.1f} us {speed} {shown}"
 
 
 def tune_dense() -> Iterator[str]:
@@ -173,10 +173,10 @@ def tune_dense() -> Iterator[str]:
     }
     for name, timing in time_calls(calls, DEVICE, num_runs=7).items():
         if isinstance(timing, Failure):
-            yield f"dense 8192 h16 {name:26} {timing.reason[:100]}"
+            yield f"dense 8192 h16 {name:30} {timing.reason[:100]}"
         else:
             speed = rows * rows * 16 * 320 / timing.median_us / 1e6
-            yield f"dense 8192 h16 {name:26} {timing.median_us:9.1f} us {speed:7.1f} TF"
+            yield f"dense 8192 h16 {name:30} {timing.median_us:9.1f} us {speed:7.1f} TF"
 
 
 def compile_share(kinds: list[str], share: int, num_shares: int) -> None:

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+from gnomon.attention.providers.triton.attention_tiles import (
+    FEW_HEADS,
+    FEW_HEADS_FEW_ROWS,
+    MANY_HEADS,
+    ListTile,
+    choose_tile,
+)
 from tests.unit.triton.ahead_of_time import Build, Report, compile_all, faults
 
 PACKAGE = "gnomon.attention.providers.triton"
@@ -23,13 +31,12 @@ SHAPE |= {"DCP": 512, "DRP": 64, "PAGE": 0, "SPLIT_KEYS": 0}
 STRIDES = ("q_row", "q_head", "rope_row", "rope_head", "slots_row", "page_stride")
 
 
-def lists(
-    tile: tuple[int, int, int, int], is_packed: bool, is_split: bool, arch: int = 90
-) -> Build:
-    """attend_lists with a tile (heads, keys, warps, stages)."""
-    heads, keys, num_warps, num_stages = tile
+def lists(tile: ListTile, is_packed: bool, is_split: bool, arch: int = 90) -> Build:
+    """attend_lists with a tile."""
+    heads, keys, num_warps, num_stages = tile.heads, tile.keys, tile.num_warps, tile.num_stages
     constants = SHAPE | {"H": heads, "BH": heads, "BN": keys, "STAGES": num_stages}
-    constants |= {"IS_SPLIT": is_split, "NATIVE": arch >= 89, "READS_AHEAD": False}
+    constants |= {"IS_SPLIT": is_split, "NATIVE": arch >= 89, "READS_AHEAD": tile.reads_ahead}
+    constants |= {"IS_EARLY": is_split and arch >= 90}
     constants |= {"GROUPS": 4, "WIDTH": 656} if is_packed else {"GROUPS": 0, "WIDTH": 576}
     signature = LISTS | dict.fromkeys(constants, "constexpr")
     signature |= {"entries": "*u8" if is_packed else "*bf16"}
@@ -61,20 +68,18 @@ def dense(tile: tuple[int, int, int, int], dtype: str = "*bf16", arch: int = 90)
 
 
 SPARSE = [
-    lists((64, 64, 8, 2), is_packed=False, is_split=False),
-    lists((64, 64, 8, 2), is_packed=True, is_split=True),
-    lists((64, 64, 8, 2), is_packed=True, is_split=False),
-    lists((32, 64, 8, 2), is_packed=False, is_split=False),
-    lists((16, 64, 8, 2), is_packed=False, is_split=False),
-    lists((16, 64, 8, 2), is_packed=True, is_split=True),
+    lists(MANY_HEADS[False], is_packed=False, is_split=False),
+    lists(MANY_HEADS[True], is_packed=True, is_split=True),
+    lists(MANY_HEADS[True], is_packed=True, is_split=False),
+    lists(choose_tile(32, 512, torch.bfloat16, False), is_packed=False, is_split=False),
+    lists(FEW_HEADS[False], is_packed=False, is_split=False),
+    lists(FEW_HEADS[True], is_packed=True, is_split=True),
+    lists(FEW_HEADS_FEW_ROWS, is_packed=True, is_split=True),
 ]
 DENSE = [dense((128, 64, 8, 3))]
-OTHERS = [
-    lists((16, 32, 8, 1), is_packed=True, is_split=True, arch=80),
-    lists((16, 32, 8, 1), is_packed=True, is_split=True, arch=89),
-    lists((16, 32, 8, 1), is_packed=True, is_split=True, arch=120),
-    dense((64, 32, 4, 2), arch=80),
-]
+OLD = choose_tile(128, 512, torch.bfloat16, True, is_hopper=False)
+OTHERS = [lists(OLD, is_packed=True, is_split=True, arch=arch) for arch in (80, 89, 120)]
+OTHERS += [dense((64, 32, 4, 2), arch=80)]
 
 
 @pytest.fixture(scope="module")

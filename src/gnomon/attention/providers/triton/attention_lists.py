@@ -11,6 +11,8 @@ Packed latents (fp8_ds_mla, IS_PACKED): codes times power-of-two scales. In fp16
      exact for scales of 2^-15 .. 2^7 (finer ones lose what is below 2^-25, larger ones overflow to
      infinity, which a normalised latent never reaches), and so is a bf16 query's cast for
      magnitudes of 2^-17 .. 65504. The rope part stays in its own dtype. fp32 queries read fp32.
+IS_EARLY (sm_90 and newer): the combine may be launched before the splits have ended, and waits for
+     them on the device.
 Not here: tiles and numbers of splits (attention_tiles.py), launches (attention_sparse.py).
 """
 
@@ -160,6 +162,7 @@ def attend_lists(
     GROUPS: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr, NATIVE: tl.constexpr,
     BH: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr,
     IS_SPLIT: tl.constexpr, SPLIT_KEYS: tl.constexpr, READS_AHEAD: tl.constexpr,
+    IS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """Attend a split of a row's list with BH heads; ``scale`` is in base 2 (times log2 e).
 
@@ -232,6 +235,8 @@ def attend_lists(
         total = total * fade + tl.sum(weights, 1)
         acc = dot_into(round_to(weights, DTYPE), latents, acc * fade[:, None])
         largest = raised
+    if IS_EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
     is_empty = total == 0
     total = tl.where(is_empty, 1.0, total)
     acc = acc * (1.0 / total)[:, None]
@@ -251,9 +256,11 @@ def attend_lists(
 def combine_splits(
     parts, levels, count, out, lse, num_rows,
     H: tl.constexpr, DC: tl.constexpr, DCP: tl.constexpr, BN: tl.constexpr,
-    NUM_SPLITS: tl.constexpr, SPLIT_KEYS: tl.constexpr,
+    NUM_SPLITS: tl.constexpr, SPLIT_KEYS: tl.constexpr, IS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """Out [R, H, DC] and natural lse [R, H] of parts [S, R, H, DC] with base-2 levels [S, R, H]."""
+    if IS_EARLY:
+        tl.extra.cuda.gdc_wait()
     program = tl.program_id(0).to(tl.int64)
     num_keys = tl.load(count + program // H)
     share = keys_per_split(num_keys, NUM_SPLITS, BN, SPLIT_KEYS)

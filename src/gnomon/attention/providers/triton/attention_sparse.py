@@ -25,6 +25,7 @@ from gnomon.attention.providers.triton.attention_lists import attend_lists, comb
 from gnomon.attention.providers.triton.attention_tiles import (
     FIXED_SPLIT_KEYS,
     ListTile,
+    can_launch_early,
     choose_splits,
     choose_tile,
     count_processors,
@@ -57,7 +58,7 @@ def sparse_mla(
 ) -> Result:
     """Row r attends the first count[r] of its slots; as many splits as keep the device busy."""
     num_rows, num_heads, _ = q_latent.shape
-    tile = tile_of(q_latent, pool)
+    tile = tile_of(q_latent, pool, num_rows)
     programs = num_rows * -(-num_heads // tile.heads)
     processors = count_processors(q_latent.device)
     splits = Splits(choose_splits(max(programs, 1), slots.shape[1], tile, processors))
@@ -122,10 +123,12 @@ class ListCall:
         parts = self.q_latent.new_empty((*shape, width), dtype=torch.float32)
         levels = self.q_latent.new_empty(shape, dtype=torch.float32)
         self._attend(tile, splits, (parts, levels))
+        is_early = can_launch_early(self.q_latent.device)
         combine_splits[(num_rows * num_heads,)](
             parts, levels, self.count, *results, num_rows,
             H=num_heads, DC=width, DCP=padded(width, 16), BN=tile.keys,
             NUM_SPLITS=splits.number, SPLIT_KEYS=splits.keys, num_warps=4,
+            IS_EARLY=is_early, **({"launch_pdl": True} if is_early else {}),
         )  # fmt: skip
         return results
 
@@ -145,16 +148,18 @@ class ListCall:
             NATIVE=has_native_fp8(self.q_latent.device),
             BH=tile.heads, BN=tile.keys, STAGES=tile.num_stages,
             IS_SPLIT=splits.number > 1, SPLIT_KEYS=splits.keys,
-            READS_AHEAD=tile.reads_ahead, num_warps=tile.num_warps,
+            READS_AHEAD=tile.reads_ahead,
+            IS_EARLY=splits.number > 1 and can_launch_early(self.q_latent.device),
+            num_warps=tile.num_warps, maxnreg=tile.max_registers,
         )  # fmt: skip
 
 
-def tile_of(q_latent: Tensor, pool: PagedPool) -> ListTile:
-    """The tile of a call; its rows have no say."""
+def tile_of(q_latent: Tensor, pool: PagedPool, num_rows: int | None = None) -> ListTile:
+    """The tile of a call; without ``num_rows`` its rows have no say."""
     is_packed = not isinstance(pool.layout, PlainLayout)
     _, num_heads, width = q_latent.shape
     on_hopper = has_wgmma(q_latent.device)
-    return choose_tile(num_heads, width, q_latent.dtype, is_packed, on_hopper)
+    return choose_tile(num_heads, width, q_latent.dtype, is_packed, num_rows, on_hopper)
 
 
 def new_result(q_latent: Tensor) -> Result:

@@ -16,8 +16,8 @@ from gnomon.attention.providers.triton.language import padded
 
 SPLIT_CHOICES = (1, 2, 3, 4, 6, 8, 12, 16)  # few, as each compiles a combine of its own
 FIXED_SPLIT_KEYS = 512
-WAVE_COST = 3.0  # start and end of a program, in turns of its loop over key blocks
-SPLIT_COST = 0.5  # what another split adds to the combine, in the same unit
+WAVE_COST = 2.0  # start and end of a program, in turns of its loop over key blocks
+SPLIT_COST = 0.12  # what another split adds to the combine, in the same unit
 LARGEST_ACCUMULATOR = 64 * 512  # numbers of fp32 in the registers of 8 warps
 
 
@@ -26,6 +26,7 @@ class ListTile:
     """Heads and keys of a block, how it is compiled, and how many fit on one processor.
 
     ``reads_ahead``: the next turn's slots are read a turn before their entries are asked for.
+    ``max_registers``: of a thread, so that more programs fit; None leaves it to the compiler.
     """
 
     heads: int
@@ -34,26 +35,45 @@ class ListTile:
     num_stages: int
     per_processor: int = 1
     reads_ahead: bool = False
+    max_registers: int | None = None
+
+
+# By whether the pool is packed; H200, topk 2048 (bench/tune_attention.py).
+FEW_HEADS = {
+    False: ListTile(16, 64, 4, 2, per_processor=2),
+    True: ListTile(16, 32, 4, 2, per_processor=2, reads_ahead=True),
+}
+FEW_ROWS = 8
+FEW_HEADS_FEW_ROWS = ListTile(16, 64, 8, 2, reads_ahead=True)
+MANY_HEADS = {False: ListTile(64, 64, 8, 2, reads_ahead=True), True: ListTile(64, 64, 8, 2)}
 
 
 def choose_tile(
-    num_heads: int, width: int, dtype: torch.dtype, is_packed: bool, has_wgmma: bool = True
+    num_heads: int,
+    width: int,
+    dtype: torch.dtype,
+    is_packed: bool,
+    num_rows: int | None = None,
+    is_hopper: bool = True,
 ) -> ListTile:
     """The tile for ``num_heads`` heads of ``width`` latents; 16 heads never pay for more.
 
     Over 16 packed ones take a block of 64 all the same: blocks of 32 spill, and tensor time is not
-    what a decode step waits for. Without WGMMA (sm_80, 89, 120) a tile fits 99 KiB.
+    what a decode step waits for. ``num_rows`` None: the same tile however many rows there are.
+    Not Hopper (sm_80, 89, 120): a tile fits 99 KiB.
     """
     if dtype == torch.float32:
         return ListTile(16, 16, 8, 1)  # IEEE products do without tensor cores
-    if not has_wgmma:
+    if not is_hopper:
         return ListTile(16, 32, 8, 1)
     if num_heads <= 16:
-        tile = ListTile(16, 64, 8, 2)
+        tile = FEW_HEADS[is_packed]
+        if is_packed and num_rows is not None and num_rows <= FEW_ROWS:
+            tile = FEW_HEADS_FEW_ROWS
     elif num_heads <= 32 and not is_packed:
-        tile = ListTile(32, 64, 8, 2)
+        tile = ListTile(32, 64, 8, 2, reads_ahead=True)
     else:
-        tile = ListTile(64, 64, 8, 2)
+        tile = MANY_HEADS[is_packed]
     while tile.heads > 16 and tile.heads * padded(width, 16) > LARGEST_ACCUMULATOR:
         tile = replace(tile, heads=tile.heads // 2)
     return tile
@@ -84,3 +104,8 @@ def count_processors(device: torch.device) -> int:
 def has_wgmma(device: torch.device) -> bool:
     """Whether tiles may be Hopper's; on a CPU they are, so that tests meet them."""
     return device.type != "cuda" or torch.cuda.get_device_capability(device)[0] == 9
+
+
+def can_launch_early(device: torch.device) -> bool:
+    """Whether a kernel may be launched before the one that it waits for has ended: sm_90, newer."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
