@@ -129,6 +129,8 @@ class KernelSet:
 
     def fusion(self, name: str, need: OpNeed) -> Callable[..., Any] | None:
         """The kernel that stands for the operators of fusion ``name``, if there is one."""
+        if need.is_deterministic and name in self.fixed:
+            return self.fixed[name]
         return self.fusions.get(name)
 
 

@@ -46,13 +46,29 @@ class Space(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class HeldSlots:
+    """``slots`` int64 [R, W] of the POSITION list ``ids`` through the page table ``pages``.
+
+    They serve these very tensors and no equal ones: a list that was changed has none.
+    """
+
+    ids: Tensor
+    pages: Tensor
+    slots: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class ListSegment:
-    """``ids[R, W]`` (int32 or int64), of which the first ``count[R]`` (int32) are valid."""
+    """``ids[R, W]`` (int32 or int64), of which the first ``count[R]`` (int32) are valid.
+
+    ``held``: the list's slots, if whoever made it knew them; ``to_slots`` then looks up nothing.
+    """
 
     part: str
     space: Space
     ids: Tensor
     count: Tensor
+    held: HeldSlots | None = None
 
     def __post_init__(self) -> None:
         if self.ids.ndim != 2 or self.ids.dtype not in (torch.int32, torch.int64):
@@ -195,7 +211,7 @@ def owned_list(segment: ListSegment, ownership: KeyOwnership) -> ListSegment:
     is_owned = (segment.ids >= 0) & (ownership.owner(segment.ids) == ownership.rank)
     order = torch.argsort(~is_owned, dim=1, stable=True)
     ids = segment.ids.masked_fill(~is_owned, -1).gather(1, order)
-    return replace(segment, ids=ids, count=is_owned.sum(1, dtype=torch.int32))
+    return replace(segment, ids=ids, count=is_owned.sum(1, dtype=torch.int32), held=None)
 
 
 def to_slots(
@@ -205,7 +221,8 @@ def to_slots(
 
     An id that the table does not hold (use ``owned_list`` first where ranks own stripes) raises
     GeometryError if ``validate``; by default that is so on the CPU, and on a device (where it
-    would sync) the id becomes -1, never a foreign slot.
+    would sync) the id becomes -1, never a foreign slot. Slots that the list holds are taken as
+    they are unless ``validate`` is True.
     """
     if segment.space is not Space.POSITION:
         raise GeometryError(
@@ -217,6 +234,9 @@ def to_slots(
             f"to_slots of '{segment.part}': {segment.num_rows} rows of ids, row axis "
             f"'{axis.label}' has {axis.num_rows}"
         )
+    if not validate and _holds(segment, table):
+        assert segment.held is not None
+        return ListSegment(segment.part, Space.SLOT, segment.held.slots, segment.count)
     quick = _slots_of_held(segment.ids, axis, table)
     if quick is not None:
         return ListSegment(segment.part, Space.SLOT, quick, segment.count)
@@ -224,7 +244,15 @@ def to_slots(
     if validate or (validate is None and slots.device.type == "cpu"):
         lost = (slots < 0) & (segment.ids >= 0)
         _raise_at(lost.any(1), segment, axis, f"an id has no page in table '{table.group}'")
-    return replace(segment, space=Space.SLOT, ids=slots)
+    return replace(segment, space=Space.SLOT, ids=slots, held=None)
+
+
+def _holds(segment: ListSegment, table: PageTable) -> bool:
+    """Whether the list's own slots are those of these ids through this table."""
+    held = segment.held
+    if held is None or table.ownership is not None:
+        return False
+    return held.ids is segment.ids and held.pages is table.pages
 
 
 def _slots_of_held(ids: Tensor, axis: RowAxis, table: PageTable) -> Tensor | None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from gnomon.attention.block_fp8 import Fp8Rows
 from gnomon.attention.geometry import RowTensor, WriteSlots, require_axis
 from gnomon.attention.layouts.base import PagedPool
 from gnomon.attention.ops.routing import RouterRule, Routing, route
@@ -26,11 +27,12 @@ if TYPE_CHECKING:
 FUSIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "add_rms_norm": ("rms_norm",),
+        "norm_quantise": ("rms_norm", "quantise_rows"),
         "route_experts": ("rms_norm",),  # its part is routing.route: whoever runs the rows may
         "prepare_attention": ("latent_write", "index_prepare", "rope"),
         "write_latent_and_rope": ("latent_write", "rope"),
         "lazy_scores_paged": ("index_scores_paged",),
-        "lazy_scores": ("context_gather", "index_scores"),
+        "lazy_scores": ("index_scores",),
         "topk_slots": ("topk",),
     }
 )
@@ -74,6 +76,27 @@ def add_rms_norm(
         return both
     total = x + delta
     return total, ops.rms_norm(total, weight, eps)
+
+
+def norm_quantise(
+    ops: Operators,
+    given: tuple[Tensor, Tensor | None],
+    norm: tuple[Tensor, float],
+    is_power_of_two: bool | None,
+) -> tuple[Tensor, Tensor, Fp8Rows | None]:
+    """(x + delta, its norm, the norm in FP8) of ``given`` (x, delta), norm (weight, eps).
+
+    Without a delta x comes back. The FP8 rows are None where they are not asked for
+    (``is_power_of_two`` None) or not made here: quantise_rows makes them when they are needed.
+    """
+    x, delta = given
+    fused = ops.fusions.get("norm_quantise")
+    if fused is not None and is_power_of_two is not None:
+        total, normed, (codes, scales) = fused(x, delta, *norm, is_power_of_two)
+        return total, normed, Fp8Rows(codes, scales, x.dtype)
+    if delta is None:
+        return x, ops.rms_norm(x, *norm), None
+    return *add_rms_norm(ops, x, delta, *norm), None
 
 
 def route_experts(

@@ -25,7 +25,7 @@ from gnomon.attention.ops import fusions
 from gnomon.attention.ops.attend import attend_key_set
 from gnomon.attention.ops.fusions import IndexEntry, LatentEntry
 from gnomon.attention.ops.routing import RouterRule, Routing
-from gnomon.attention.ops.select import select_keys
+from gnomon.attention.ops.select import SelectKernels, select_keys
 from gnomon.attention.ops.values import AttentionOut, IndexTransform, RopeRows, Selection
 from gnomon.attention.plan import StepPlan
 from gnomon.errors import GeometryError
@@ -88,6 +88,16 @@ class Operators:
     ) -> tuple[Tensor, Tensor]:
         """(x + delta, its rms_norm): a residual and the norm that reads it."""
         return fusions.add_rms_norm(self, x, delta, weight, eps)
+
+    def norm_quantise(
+        self,
+        x: Tensor,
+        delta: Tensor | None,
+        norm: tuple[Tensor, float],
+        is_power_of_two: bool | None,
+    ) -> tuple[Tensor, Tensor, Fp8Rows | None]:
+        """(x + delta, its rms_norm by (weight, eps), that in FP8 where one launch gives it too)."""
+        return fusions.norm_quantise(self, (x, delta), norm, is_power_of_two)
 
     def route_experts(
         self,
@@ -160,7 +170,8 @@ class Operators:
         """
         if head_weights.axis is not query.axis:
             require_axis(query.axis, head_weights=head_weights)
-        return select_keys(self.kernels, query, head_weights, pool, geometry, plan, want_margin)
+        bound = SelectKernels(self.kernels, self.fusions)
+        return select_keys(bound, query, head_weights, pool, geometry, plan, want_margin)
 
     def sparse_mla(
         self,

@@ -5,7 +5,8 @@ Out: a Selection on the same rows. Which rows need scores, and against which key
 plan's decision (plan.score_chunks); a row that sees at most K keys keeps its causal list.
 Where the keys of some rows come in several chunks, the K + 1 best so far are carried along, in
 order of position, so that ties and the margin at the edge come out as from one piece.
-Not here: the scores and the top-k themselves (kernels), attention (attend.py).
+Not here: the scores and the top-k themselves (kernels), one provider's joined kernels for them
+(select_fused.py, taken where they are bound), attention (attend.py).
 """
 
 from __future__ import annotations
@@ -18,14 +19,23 @@ import torch
 from torch import Tensor
 
 from gnomon.attention.geometry import Geometry, PageTable, RowTensor, require_axis
-from gnomon.attention.indices import KeySet, ListSegment, Space
+from gnomon.attention.indices import HeldSlots, KeySet, ListSegment, Space
 from gnomon.attention.layouts.base import PagedPool
+from gnomon.attention.ops.select_fused import FusedSource, can_fuse, select_fused
 from gnomon.attention.ops.values import Selection, TopK
 from gnomon.attention.plan import ContiguousScoreChunk, ScoreChunk, StepPlan
 from gnomon.attention.score_runs import ListPlan, ScoreRun, plan_lists
 from gnomon.errors import GeometryError
 
 Kernels = Mapping[str, Callable[..., Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class SelectKernels:
+    """Kernels by operator, and fusions by name (ops/fusions.py; none: the parts run)."""
+
+    kernels: Kernels
+    fusions: Kernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +75,7 @@ class _Best:
 
 
 def select_keys(
-    kernels: Kernels,
+    bound: SelectKernels,
     query: RowTensor,
     head_weights: RowTensor,
     pool: PagedPool,
@@ -84,20 +94,24 @@ def select_keys(
             f"'{geometry.rows.label}'; plan the geometry that is run"
         )
     lists = plan.lists or plan_lists(axis, plan.score_chunks, plan.index_width)
-    k = plan.dims.index_topk
-    found: list[tuple[ScoreRun, TopK]] = []
-    for run in lists.runs:
-        source = _Source(
-            kernels,
-            run.take(query.data),
-            run.take(head_weights.data),
-            pool,
-            geometry.tables[plan.group],
-            run.request,
-        )
-        found.append((run, _select_run(source, run, k, want_margin)))
-    ids, margin, nan_rows = _joined(found, lists, query.data, want_margin)
-    segment = ListSegment(plan.group, Space.POSITION, ids, lists.count)
+    table, k = geometry.tables[plan.group], plan.dims.index_topk
+
+    def source_of(run: ScoreRun) -> _Source:
+        rows = run.take(query.data), run.take(head_weights.data)
+        return _Source(bound.kernels, *rows, pool, table, run.request)
+
+    if can_fuse(bound.fusions, table, lists, k):
+        rows = query.data, head_weights.data
+        by_parts = lambda run, chunk, count: source_of(run).score(chunk, count)  # noqa: E731
+        source = FusedSource(bound.fusions, *rows, pool, table, axis.request, by_parts)
+        best = select_fused(source, lists, plan.index_width, want_margin)
+        ids, margin, nan_rows, slots = best.ids, best.margin, best.nan_rows, best.slots
+        held = None if slots is None else HeldSlots(ids, table.pages, slots)
+    else:
+        found = [(run, _select_run(source_of(run), run, k, want_margin)) for run in lists.runs]
+        ids, margin, nan_rows = _joined(found, lists, query.data, want_margin)
+        held = None
+    segment = ListSegment(plan.group, Space.POSITION, ids, lists.count, held)
     return Selection(KeySet(axis, (segment,)), margin, nan_rows)
 
 
@@ -134,8 +148,9 @@ def _select_run(source: _Source, run: ScoreRun, k: int, want_margin: bool) -> To
         best, has_nan = _keep_best(source.kernels, best, count, k)
         nan_rows |= has_nan
         scores = source.score(chunk, seen)
-        columns = torch.arange(chunk.key_start, chunk.key_stop, dtype=torch.int32)
-        columns = columns.to(scores.device).expand(scores.shape[0], -1)
+        columns = torch.arange(
+            chunk.key_start, chunk.key_stop, dtype=torch.int32, device=scores.device
+        ).expand(scores.shape[0], -1)
         count = count.clamp_max(best.scores.shape[1]) + seen
         best = _Best(torch.cat((best.scores, scores), 1), torch.cat((best.positions, columns), 1))
     last: TopK = source.kernels["topk"](best.scores, count, k, want_margin)

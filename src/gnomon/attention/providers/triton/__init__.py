@@ -18,6 +18,7 @@ from gnomon.attention.providers.triton import (
     prepare,
     route,
     rows,
+    rows_quantise,
     topk,
 )
 from gnomon.attention.providers.triton.language import DEVICES, DTYPES
@@ -35,7 +36,20 @@ PROVIDER = KernelSet(
         **topk.KERNELS,
     },
     requirement=Requirement(devices=DEVICES, dtypes=DTYPES, can_capture=True, fixed_dtypes=DTYPES),
-    fixed={**attention.FIXED, **index.FIXED, **linear.FIXED, **moe.FIXED},
+    fixed={
+        **attention.FIXED,
+        **index.FIXED,
+        **index.FIXED_FUSIONS,
+        **linear.FIXED,
+        **moe.FIXED,
+    },
     variants={**index.VARIANTS},
-    fusions={**prepare.FUSIONS, **route.FUSIONS, **rows.FUSIONS},
+    fusions={
+        **index.FUSIONS,
+        **prepare.FUSIONS,
+        **route.FUSIONS,
+        **rows.FUSIONS,
+        **rows_quantise.FUSIONS,
+        **topk.FUSIONS,
+    },
 )
