@@ -38,8 +38,6 @@ class Measured:
 
 _PUBLISHED = "fastest by published figures (kernels.md §1.10); FA3 is not measured here yet"
 _COMPILED = "DeepGEMM compiles for seconds at each new class of shapes; it can be forced"
-    "triton: DeepGEMM's nvcc stalls for seconds at each new class of shapes; forced, it runs"
-)
 _H200 = "fastest on an H200 (bench/tune_attention.py)"
 
 _BF16, _FP8 = "bf16_576", "fp8_ds_mla_656"
