@@ -77,6 +77,13 @@ class EngineConfig:
         str,
         Flag("byte format of the latent cache: auto, or a layout's id", ("--kv-cache-dtype",)),
     ] = "auto"
+    index_layout: A[
+        str,
+        Flag(
+            "byte format of the index keys: auto (fp8 beside fp8 latents, and on a GPU for models "
+            "in bfloat16, as they were trained; else the latents' dtype), or a layout's id"
+        ),
+    ] = "auto"
     num_kv_pages: A[
         int | None,
         Flag(

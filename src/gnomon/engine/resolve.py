@@ -20,6 +20,7 @@ import torch
 from gnomon.attention.checked import CheckLevel
 from gnomon.attention.layouts import IndexKeyDims, KVLayout, LatentDims, choose_layout
 from gnomon.attention.layouts.plain import PlainLayout
+from gnomon.attention.layouts.registry import candidates
 from gnomon.cache.budget import pages_for_budget
 from gnomon.cache.schema import CacheSchema
 from gnomon.engine.config import EngineConfig, parse_bytes
@@ -88,7 +89,7 @@ def resolve(
     if model.quantization is not None:
         found.note("weights", "fp8" if has_fp8 else "dequantise", "machine", "GPUs multiply FP8")
     num_seqs, num_tokens = _step_limits(found)
-    latent, index = _layouts(found, model, dtype)
+    latent, index = _layouts(found, model, dtype, machine.device)
     schema = cache_schema(model, config.block_size, latent, index)
     memory = None
     if machine.device == "cuda":
@@ -172,14 +173,32 @@ def _step_limits(found: _Findings) -> tuple[int, int]:
     ), num_tokens
 
 
-def _layouts(found: _Findings, model: ModelConfig, dtype: torch.dtype) -> tuple[KVLayout, KVLayout]:
-    """Layouts of latents and of index keys; the latter follow the former's kind."""
+def _layouts(
+    found: _Findings, model: ModelConfig, dtype: torch.dtype, device: str
+) -> tuple[KVLayout, KVLayout]:
+    """Layouts of latents and of index keys.
+
+    On a GPU a half-precision model's index keys are FP8 whatever its latents are: so the models
+    were trained, and that is what fast kernels read. Elsewhere they follow the latents' kind.
+    """
     latent_dims = LatentDims(model.kv_lora_rank, model.qk_rope_head_dim)
     latent = choose_layout(found.config.kv_layout, latent_dims, dtype)
-    kind = "fp8"
+    index_dims, wished = IndexKeyDims(model.index_head_dim), found.config.index_layout
+    if wished != "auto":
+        return latent, choose_layout(wished, index_dims, dtype)
+    plain = "fp8"
     if isinstance(latent, PlainLayout):
-        kind = str(latent.stored_dtype).removeprefix("torch.")
-    return latent, choose_layout(kind, IndexKeyDims(model.index_head_dim), dtype)
+        plain = str(latent.stored_dtype).removeprefix("torch.")
+    kind, why = plain, "of the same kind as the latents"
+    if device == "cuda" and dtype.itemsize == 2 and _holds_fp8(index_dims, dtype):
+        kind, why = "fp8", "the format that these models were trained for"
+    index = choose_layout(kind, index_dims, dtype)
+    found.note("index_layout", index.id, "default", why)
+    return latent, index
+
+
+def _holds_fp8(dims: IndexKeyDims, dtype: torch.dtype) -> bool:
+    return any(not isinstance(layout, PlainLayout) for layout in candidates(dims, dtype))
 
 
 def _cache_size(

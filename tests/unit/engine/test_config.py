@@ -146,3 +146,28 @@ def test_index_keys_follow_the_kind_of_the_latents():
     assert plain.latent_layout.stored_dtype is torch.bfloat16
     assert plain.index_layout.stored_dtype is torch.bfloat16
     assert plain.latent_layout.computed_dtype is torch.float32
+
+
+H200 = Machine("cuda", free_bytes=138 * GIB, total_bytes=140 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("machine", "dtype", "flags", "index"),
+    [
+        (LAPTOP, "bfloat16", {}, "bf16_32"),
+        (H200, "bfloat16", {}, "index_k_36"),  # as trained, whatever the latents are
+        (H200, "float32", {}, "fp32_32"),
+        (H200, "bfloat16", {"index_layout": "bfloat16"}, "bf16_32"),
+        (LAPTOP, "float32", {"index_layout": "fp8"}, "index_k_36"),
+    ],
+)
+def test_index_keys_have_a_format_of_their_own(machine, dtype, flags, index):
+    model = tiny(index_head_dim=32, index_n_heads=16)
+    found = resolve(EngineConfig.of(dtype=dtype, **flags), model, machine)
+    assert found.index_layout.id == index
+    assert found.latent_layout.id.startswith(("bf16", "fp32"))
+
+
+def test_an_index_layout_that_does_not_exist_is_refused():
+    with pytest.raises(ConfigError, match="nvfp4"):
+        resolve(EngineConfig.of(index_layout="nvfp4"), tiny(), LAPTOP)
