@@ -33,6 +33,7 @@ from gnomon.engine.messages import (
 from gnomon.engine.runner import RunOutput, Taps
 from gnomon.engine.sampler import PendingSample, SampledRows
 from gnomon.engine.schedule_step import StepSchedule
+from gnomon.engine.step_checks import is_device_error
 from gnomon.engine.wire import EngineInfo
 from gnomon.errors import GnomonError
 
@@ -182,6 +183,8 @@ class EngineCore:
         schedules += [] if second is None else [second]
         for schedule in schedules:
             self._parts.scheduler.fail_step(schedule, "the step was not completed")
+        if is_device_error(error) and schedules and self._parts.witness is not None:
+            self._parts.witness.write_down(schedules[0], error)
         steps = " or ".join(str(schedule.step_id) for schedule in schedules)
         error.add_note(f"in step {steps}")
 

@@ -8,6 +8,7 @@ Not here: capturing (attention/recording_capture.py), running the steps (record_
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import time
@@ -16,9 +17,10 @@ from itertools import count
 from pathlib import Path
 
 from gnomon.attention.recording import Recording
-from gnomon.attention.recording_file import SUFFIX, own_folder, write_recording
+from gnomon.attention.recording_file import SUFFIX, own_folder, write_private, write_recording
 from gnomon.attention.recording_redact import redacted
 from gnomon.engine.config import EngineConfig
+from gnomon.engine.schedule_step import StepSchedule
 from gnomon.errors import ConfigError, GnomonError
 
 logger = logging.getLogger(__name__)
@@ -98,6 +100,38 @@ class StepRecorder:
             logger.error("step %d could not be recorded: %s", step_id, error)
             return None
         logger.warning("step %d is recorded (%s): gnomon replay %s", step_id, kind, path)
+        return path
+
+    def keep_facts(self, schedule: StepSchedule, error: str) -> Path | None:
+        """Write what the host knows of a step that took the device with it; its path, or None.
+
+        Caches and weights are gone with the device, so this cannot be replayed: it says which
+        requests, tokens (unless redacted) and pages the step named.
+        """
+        facts = {
+            "step": schedule.step_id,
+            "error": error,
+            "requests": [
+                {
+                    "request_id": place if self.rules.is_redacted else item.request_id,
+                    "num_computed": item.num_computed,
+                    "num_new_tokens": item.num_new_tokens,
+                    "tokens": None if self.rules.is_redacted else item.tokens[: item.kv_len],
+                    "pages": {
+                        group: pages.tolist()
+                        for group, pages in zip(schedule.groups, item.pages, strict=True)
+                    },
+                }
+                for place, item in enumerate(schedule.items)
+            ],
+        }
+        path = self.rules.folder / f"{self._started}-step-{schedule.step_id}-lost.json"
+        try:
+            write_private(path, json.dumps(facts, indent=1).encode())
+        except GnomonError as problem:
+            logger.error("step %d could not be written down: %s", schedule.step_id, problem)
+            return None
+        logger.error("what is known of step %d is in %s", schedule.step_id, path)
         return path
 
     def _path(self, name: str, number: int) -> Path:

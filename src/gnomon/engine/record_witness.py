@@ -24,7 +24,9 @@ from gnomon.engine.batch import Batch, DecodeBatch
 from gnomon.engine.messages import ShadowStats
 from gnomon.engine.record import StepRecorder
 from gnomon.engine.runner import Runner, RunOutput, Taps
+from gnomon.engine.schedule_step import StepSchedule
 from gnomon.engine.shadow import SHADOW_LIMITS, Shadow
+from gnomon.engine.step_checks import is_device_error
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +93,19 @@ class Witness:
         try:
             output = self._runner.run(batch, taps, self._operators(capture, batch))
         except Exception as error:
-            self._record_failure(step_id, batch, f"{type(error).__name__}: {error}")
+            if not is_device_error(error):  # else nothing runs any more
+                self._record_failure(step_id, batch, f"{type(error).__name__}: {error}")
             raise
         if self._recorder is not None and (fault := _fault(output)):
             self._record_failure(step_id, batch, fault)
         if capture is not None and reason is not None:
             self._hand_on(self._subject.recording(capture, batch.eager(), step_id, reason))
         return output
+
+    def write_down(self, schedule: StepSchedule, error: BaseException) -> None:
+        """Keep what the host knows of a step after an error that took the device with it."""
+        if self._recorder is not None:
+            self._recorder.keep_facts(schedule, f"{type(error).__name__}: {error}")
 
     def shadow_stats(self) -> ShadowStats | None:
         """What the shadow has found so far; None if there is none."""

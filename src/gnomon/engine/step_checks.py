@@ -55,6 +55,11 @@ class PagePoison:
         self._cache.poison(group, pages)
 
 
+def is_device_error(error: BaseException) -> bool:
+    """Whether the device is lost with it (illegal access, failed assertion): nothing runs on it."""
+    return isinstance(error, torch.AcceleratorError)
+
+
 def row_flags(hidden: Tensor, nan_rows: Tensor) -> Tensor:
     """On the device, bool [2, R]: rows of hidden [R, D] not finite; rows whose scores held NaN."""
     largest = torch.linalg.vector_norm(hidden, ord=torch.inf, dim=-1)
