@@ -194,6 +194,22 @@ def test_a_residual_norm_has_the_bits_of_its_parts() -> None:
         assert torch.equal(normed, module("rows").rms_norm(x + delta, weight, 1e-6))
 
 
+def test_a_norm_in_fp8_has_the_bits_of_its_parts() -> None:
+    generator, eps = Generator().manual_seed(8), 1e-6
+    for width in (7168, 1536, 96):
+        x, delta = (normal(generator, (33, width), torch.bfloat16).cuda() for _ in range(2))
+        weight = normal(generator, (width,), torch.bfloat16).cuda()
+        for is_power_of_two in (False, True):
+            rest = (weight, eps, is_power_of_two)
+            total, normed, found = module("rows_quantise").norm_quantise(x, delta, *rest)
+            sums, expected = module("rows").add_rms_norm(x, delta, weight, eps)
+            assert torch.equal(total, sums)
+            assert torch.equal(normed, expected)
+            codes, scales = module("linear_quantise").quantise_rows(expected, is_power_of_two)
+            assert torch.equal(found[0].view(torch.uint8), codes.view(torch.uint8))
+            assert torch.equal(found[1], scales)
+
+
 def test_the_router_chooses_as_torch_does() -> None:
     generator = Generator().manual_seed(7)
     logits, bias = torch.randn(300, 256, generator=generator), torch.randn(256) * 0.2

@@ -19,10 +19,11 @@ from torch.nn import functional as F
 
 from gnomon.attention.axes import RowAxis
 from gnomon.attention.block_fp8 import BlockFp8Weight
-from gnomon.attention.ops.routing import RouterRule, Routing, expert_weights
+from gnomon.attention.ops.routing import RouterRule, Routing, expert_weights, with_shared
 from gnomon.attention.step import AttentionStep
 from gnomon.attention.taps import SelectionTap
 from gnomon.models.config import ModelConfig
+from gnomon.models.fp8_storage import joined
 from gnomon.models.linear import Linear, Param, SharedInput, tensor
 
 
@@ -37,6 +38,11 @@ class DenseFeedForward:
     def of(cls, params: Mapping[str, Param], prefix: str) -> DenseFeedForward:
         """Take ``{prefix}.gate_up.weight`` and ``{prefix}.down.weight``."""
         return cls(Linear.of(params, f"{prefix}.gate_up"), Linear.of(params, f"{prefix}.down"))
+
+    @property
+    def input_weight(self) -> Param:
+        """The weight that reads the block's input."""
+        return self.gate_up.weight
 
     def __call__(self, x: SharedInput, step: AttentionStep) -> Tensor:
         """[R, D] -> [R, D]: ``down(silu(gate x) * up x)``."""
@@ -55,7 +61,7 @@ class MixtureOfExperts:
     layer: int
     router_weight: Tensor  # [E, D]
     router_bias: Tensor  # [E] float32
-    gate_up: Param  # [E, 2I, D]
+    gate_up: Param  # [E, 2I, D]; E + 1 where the shared expert is one of them
     down: Param  # [E, D, I]; FP8 exactly if gate_up is
     shared: DenseFeedForward | None
     rule: RouterRule
@@ -65,21 +71,32 @@ class MixtureOfExperts:
         """Take layer ``layer``'s router, experts and shared expert from ``params``."""
         prefix = f"layers.{layer}"
         has_shared = f"{prefix}.shared.down.weight" in params
+        shared = DenseFeedForward.of(params, f"{prefix}.shared") if has_shared else None
+        gate_up, down = params[f"{prefix}.experts.gate_up"], params[f"{prefix}.experts.down"]
+        both = None if shared is None else _joined((gate_up, down), shared)
+        if both is not None:
+            gate_up, down, shared = *both, None
         return cls(
             layer=layer,
             router_weight=tensor(params, f"{prefix}.router.weight"),
             router_bias=tensor(params, f"{prefix}.router.bias"),
-            gate_up=params[f"{prefix}.experts.gate_up"],
-            down=params[f"{prefix}.experts.down"],
-            shared=DenseFeedForward.of(params, f"{prefix}.shared") if has_shared else None,
+            gate_up=gate_up,
+            down=down,
+            shared=shared,
             rule=RouterRule(
                 top_k=config.num_experts_per_tok,
                 num_groups=config.n_group,
                 top_groups=config.topk_group,
                 is_normalised=config.norm_topk_prob,
                 scale=config.routed_scaling_factor,
+                shared_expert=None if both is None else config.n_routed_experts,
             ),
         )
+
+    @property
+    def input_weight(self) -> Param:
+        """The weight of the experts that reads the block's input."""
+        return self.gate_up
 
     def __call__(self, x: SharedInput, step: AttentionStep) -> Tensor:
         """[R, D] -> [R, D]; padding rows get expert −1 and reach the shared expert only."""
@@ -100,14 +117,15 @@ class MixtureOfExperts:
         self, tap: SelectionTap, routing: Routing, logits: Tensor, rows: RowAxis
     ) -> tuple[Tensor, Tensor]:
         """The experts that the tap, told of the choice, has the rows go to, and their weights."""
-        ids, margin = routing.expert_ids, routing.margin
+        ids, margin = routing.expert_ids[:, : self.rule.top_k], routing.margin
         if margin is None:
             margin = ids.new_full((ids.shape[0],), torch.inf, dtype=torch.float32)
         told = tap.experts(self.layer, ids, margin)
         if told is ids:
-            return ids, routing.weights
+            return routing.expert_ids, routing.weights
         told = told.masked_fill(~rows.is_live()[:, None], -1)
-        return told, expert_weights(logits, told, self.rule)
+        weights = expert_weights(logits, told, self.rule)
+        return with_shared(told, weights, rows.request, self.rule)
 
     def _experts(
         self, x: SharedInput, expert_ids: Tensor, weights: Tensor, step: AttentionStep
@@ -120,3 +138,16 @@ class MixtureOfExperts:
         assert isinstance(gate_up, Tensor)
         assert isinstance(down, Tensor)
         return step.ops.moe(x.values, expert_ids, weights, gate_up, down)
+
+
+def _joined(
+    experts: tuple[Param, Param], shared: DenseFeedForward
+) -> tuple[BlockFp8Weight, BlockFp8Weight] | None:
+    """Gate_up and down with the shared expert as one of the experts, where it lies behind them."""
+    found = []
+    for many, one in zip(experts, (shared.gate_up.weight, shared.down.weight), strict=True):
+        if not (isinstance(many, BlockFp8Weight) and isinstance(one, BlockFp8Weight)):
+            return None
+        found.append(joined(many, one))
+    gate_up, down = found
+    return None if gate_up is None or down is None else (gate_up, down)

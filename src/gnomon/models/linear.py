@@ -70,6 +70,11 @@ class Linear:
         return ops.linear_fp8(x, self.weight)
 
 
+def scale_kind(weight: Param) -> bool | None:
+    """What rows are quantised with for ``weight``: is_power_of_two; None if they are not."""
+    return weight.is_power_of_two if isinstance(weight, BlockFp8Weight) else None
+
+
 def fused(*layers: Linear) -> tuple[Linear, ...]:
     """One layer whose outputs are those of ``layers`` in turn, or ``layers`` where that cannot be.
 

@@ -24,7 +24,7 @@ from gnomon.attention.ops.fusions import IndexEntry, LatentEntry
 from gnomon.attention.plan import ContextChunk
 from gnomon.attention.step import AttentionStep
 from gnomon.models.config import ModelConfig
-from gnomon.models.linear import Linear, Param, SharedInput, dequantised, fused, tensor
+from gnomon.models.linear import Linear, Param, SharedInput, dequantised, fused, scale_kind, tensor
 from gnomon.models.rotation import Rotations
 
 
@@ -96,8 +96,10 @@ class LatentAttention:
         if len(products) == 1:
             products = [products[0][:, : self.q_rank], products[0][:, self.q_rank :]]
         q_raw, kv_raw = products
-        q_latent = step.ops.rms_norm(q_raw, self.q_a_norm, self.latent_eps)
-        return SharedInput(q_latent, step.ops), kv_raw
+        _, q_latent, in_fp8 = step.ops.norm_quantise(
+            q_raw, None, (self.q_a_norm, self.latent_eps), scale_kind(self.q_b.weight)
+        )
+        return SharedInput(q_latent, step.ops, in_fp8), kv_raw
 
     def entry(self, kv_raw: Tensor, rotations: Rotations, step: AttentionStep) -> LatentEntry:
         """What the step's tokens write to the cache."""

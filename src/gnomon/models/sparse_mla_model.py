@@ -24,7 +24,7 @@ from gnomon.attention.step import AttentionStep
 from gnomon.models.config import ModelConfig
 from gnomon.models.feed_forward import DenseFeedForward, MixtureOfExperts
 from gnomon.models.indexer import Indexer
-from gnomon.models.linear import Param, SharedInput, tensor
+from gnomon.models.linear import Param, SharedInput, scale_kind, tensor
 from gnomon.models.mla import LatentAttention, Query
 from gnomon.models.rotation import Rotations, rope_table
 
@@ -104,17 +104,18 @@ class SparseMlaModel:
         faults: list[RowTensor] = []
         for number, layer in enumerate(self.layers):
             ops.begin_layer(number)
-            x, normed = _normed(ops, x, delta, layer.input_norm, eps)
-            h = SharedInput(normed, ops)
+            kind = scale_kind(layer.attention.inputs[0].weight)
+            x, h = _normed(ops, (x, delta), (layer.input_norm, eps), kind)
             query, index_query = layer.prepare(h, rotations, step)
             if layer.indexer is not None and index_query is not None:
                 keys, nan_rows = layer.indexer.select(h, index_query, step)
                 faults += [nan_rows] if nan_rows is not None else []
             delta = layer.attention.attend(query, keys, step)
-            x, normed = ops.add_rms_norm(x, delta, layer.post_norm, eps)
-            delta = layer.feed_forward(SharedInput(normed, ops), step)
-        _, hidden = _normed(ops, x, delta, self.final_norm, eps)
-        return ForwardOutput(RowTensor(rows, hidden), _any_fault(step, faults))
+            kind = scale_kind(layer.feed_forward.input_weight)
+            x, h = _normed(ops, (x, delta), (layer.post_norm, eps), kind)
+            delta = layer.feed_forward(h, step)
+        _, hidden = _normed(ops, (x, delta), (self.final_norm, eps), None)
+        return ForwardOutput(RowTensor(rows, hidden.values), _any_fault(step, faults))
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
@@ -124,12 +125,17 @@ class SparseMlaModel:
 
 
 def _normed(
-    ops: Operators, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float
-) -> tuple[Tensor, Tensor]:
-    """The residual stream with what is still to be added, and its norm."""
-    if delta is None:
-        return x, ops.rms_norm(x, weight, eps)
-    return ops.add_rms_norm(x, delta, weight, eps)
+    ops: Operators,
+    stream: tuple[Tensor, Tensor | None],
+    norm: tuple[Tensor, float],
+    is_power_of_two: bool | None,
+) -> tuple[Tensor, SharedInput]:
+    """The residual stream (x, what is still to be added) as one, and its norm (weight, eps).
+
+    ``is_power_of_two``: the scales of the FP8 weights that read the norm; None where none are.
+    """
+    x, normed, in_fp8 = ops.norm_quantise(*stream, norm, is_power_of_two)
+    return x, SharedInput(normed, ops, in_fp8)
 
 
 def _any_fault(step: AttentionStep, faults: list[RowTensor]) -> RowTensor:

@@ -6,7 +6,14 @@ No spills, shared memory within limits. The widths are V3.2's and GLM-5's: hidde
 
 from __future__ import annotations
 
-from gnomon.attention.providers.triton import cache_gather, cache_kernels, prepare, route, rows
+from gnomon.attention.providers.triton import (
+    cache_gather,
+    cache_kernels,
+    prepare,
+    route,
+    rows,
+    rows_quantise,
+)
 from gnomon.attention.providers.triton.language import UNFUSED
 from tests.unit.triton.ahead_of_time import Build, compile_all, faults
 
@@ -65,6 +72,18 @@ def routes() -> list[Build]:
     return [
         build("route", route.route_kernel, kinds, **widths, **rest, WANT_MARGIN=is_asked)
         for widths, is_asked in ((v32, True), (v32, False), (glm, False))
+    ]
+
+
+def quantised() -> list[Build]:
+    kinds = dict.fromkeys(("x", "delta", "weight", "total", "out"), "*bf16")
+    kinds |= {"codes": "*u8", "scales": "*fp32", "eps": "fp32"}
+    kinds |= dict.fromkeys(("stride", "delta_stride", "scale_stride"), "i32")
+    wide = {"D": 7168, "BLOCK": 8192, "num_warps": 8, "HAS_DELTA": True}
+    kernel = rows_quantise.norm_quantise_kernel
+    return [
+        build("rows_quantise", kernel, kinds, **wide, IS_POWER_OF_TWO=kind, NATIVE=True)
+        for kind in (False, True)
     ]
 
 
@@ -129,7 +148,7 @@ def joined(arch: int = 90) -> list[Build]:
 
 
 def test_kernels_compile_without_spills() -> None:
-    builds = [*norms(), *writes(), *gathers(), *joined(), *routes()]
+    builds = [*norms(), *writes(), *gathers(), *joined(), *routes(), *quantised()]
     for arch in (80, 89, 120):
         builds += [writes(arch)[0], writes(arch)[2], gathers(arch)[1]]
     reports = compile_all(builds)

@@ -20,6 +20,7 @@ from gnomon.attention.providers.triton.language import UNFUSED, padded, round_to
 from gnomon.attention.providers.triton.rows_device import layer_normed, rotated_heads
 
 NUM_WARPS = 4  # of rotations and writes, alone or joined: the same bits in either
+GROUP = 128  # least block of a norm: as rows_quantise.py has it, for the same bits
 HEADS_BLOCK = 32  # heads that one program of rope turns
 
 
@@ -115,7 +116,7 @@ def rope_kernel(
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Over the last dim: x * (mean(x²) + eps)^-1/2 * weight."""
-    rows, out = _rows(x), torch.empty_like(x, memory_format=torch.contiguous_format)
+    rows, out = rows_of(x), torch.empty_like(x, memory_format=torch.contiguous_format)
     if rows.shape[0]:
         width = rows.shape[1]
         rms_norm_kernel[(rows.shape[0],)](
@@ -125,7 +126,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
             rows.stride(0),
             eps,
             width,
-            padded(width),
+            padded(width, GROUP),
             num_warps=num_warps(width),
             **UNFUSED,
         )
@@ -134,7 +135,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def add_rms_norm(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """(x + delta, rms_norm(x + delta, weight, eps)), as the two calls would give to the bit."""
-    rows, added = _rows(x), _rows(delta)
+    rows, added = rows_of(x), rows_of(delta)
     total = torch.empty_like(x, memory_format=torch.contiguous_format)
     out = torch.empty_like(total)
     if rows.shape[0]:
@@ -149,7 +150,7 @@ def add_rms_norm(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> tuple[
             added.stride(0),
             eps,
             width,
-            padded(width),
+            padded(width, GROUP),
             num_warps=num_warps(width),
             **UNFUSED,
         )
@@ -158,7 +159,7 @@ def add_rms_norm(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> tuple[
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """(x − mean) * (var + eps)^-1/2 * weight + bias over the last dim."""
-    rows, out = _rows(x), torch.empty_like(x, memory_format=torch.contiguous_format)
+    rows, out = rows_of(x), torch.empty_like(x, memory_format=torch.contiguous_format)
     if rows.shape[0]:
         width = rows.shape[1]
         layer_norm_kernel[(rows.shape[0],)](
@@ -209,7 +210,7 @@ def heads_of(x: Tensor) -> Tensor:
     return heads if heads.stride(-1) == 1 else heads.contiguous()
 
 
-def _rows(x: Tensor) -> Tensor:
+def rows_of(x: Tensor) -> Tensor:
     """View x [..., D] as [M, D] with neighbouring columns; copy only if it must be."""
     rows = x.reshape(-1, x.shape[-1])
     return rows if rows.stride(-1) == 1 else rows.contiguous()

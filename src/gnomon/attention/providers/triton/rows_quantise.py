@@ -1,0 +1,112 @@
+"""A norm, with its residual or without, whose rows are given in FP8 as well, in one launch.
+
+In:  x [R, D] and perhaps delta [R, D], which is added first; the norm's weight; the kind of scale.
+Out: x + delta, its norm, and the norm's codes and scales per 128 columns, each as rms_norm (or
+     add_rms_norm) and quantise_rows would give it, to the bit.
+Maths: oracle_math.md §1.1, §4.1. Layout of the scales: linear_quantise.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gnomon.attention.providers.triton.language import (
+    UNFUSED,
+    encode_e4m3,
+    has_native_fp8,
+    is_finite,
+    padded,
+    round_to,
+)
+from gnomon.attention.providers.triton.linear_quantise import GROUP, empty_rows
+from gnomon.attention.providers.triton.products import row_scale
+from gnomon.attention.providers.triton.rows import num_warps, rows_of
+
+Quantised = tuple[Tensor, Tensor, tuple[Tensor, Tensor]]
+
+
+@triton.jit(do_not_specialize=["scale_stride"])
+def norm_quantise_kernel(
+    x,
+    delta,
+    weight,
+    total,
+    out,
+    codes,
+    scales,
+    stride,
+    delta_stride,
+    scale_stride,
+    eps,
+    D: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HAS_DELTA: tl.constexpr,
+    IS_POWER_OF_TWO: tl.constexpr,
+    NATIVE: tl.constexpr,
+):
+    """One row; BLOCK is a multiple of 128."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < D
+    value = tl.load(x + row * stride + column, mask=inside, other=0.0).to(tl.float32)
+    if HAS_DELTA:
+        value += tl.load(delta + row * delta_stride + column, mask=inside, other=0.0).to(tl.float32)
+        rounded = round_to(value, total.dtype.element_ty)
+        tl.store(total + row * D + column, rounded, mask=inside)
+        value = rounded.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(value * value) / D + eps)
+    gain = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    normed = round_to(value * scale * gain, out.dtype.element_ty)
+    tl.store(out + row * D + column, normed, mask=inside)
+    GROUPS: tl.constexpr = BLOCK // 128
+    groups = tl.reshape(normed.to(tl.float32), (GROUPS, 128))
+    amax = tl.max(tl.where(is_finite(groups), tl.abs(groups), 0.0), 1)
+    group_scale = row_scale(amax, IS_POWER_OF_TWO)
+    ratio = tl.math.div_rn(groups, tl.broadcast_to(group_scale[:, None], groups.shape))
+    group = tl.arange(0, GROUPS)
+    at = group[:, None] * 128 + tl.arange(0, 128)[None, :]
+    tl.store(codes + row * D + at, encode_e4m3(ratio, NATIVE), mask=at < D)
+    place = scales + group.to(tl.int64) * scale_stride + row
+    tl.store(place, group_scale, mask=group * 128 < D)
+
+
+def norm_quantise(
+    x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, is_power_of_two: bool
+) -> Quantised:
+    """(x + delta, rms_norm of that, (codes, scales) of the norm); x itself without a delta."""
+    rows, added = rows_of(x), x if delta is None else rows_of(delta)
+    num_rows, width = rows.shape
+    out = torch.empty((num_rows, width), dtype=x.dtype, device=x.device)
+    total = x if delta is None else torch.empty_like(out)
+    codes, scales = empty_rows(num_rows, width, x.device)
+    if num_rows:
+        norm_quantise_kernel[(num_rows,)](
+            rows,
+            added,
+            weight,
+            total,
+            out,
+            codes.view(torch.uint8),
+            scales,
+            rows.stride(0),
+            added.stride(0),
+            scales.stride(1),
+            eps,
+            width,
+            padded(width, GROUP),
+            delta is not None,
+            is_power_of_two,
+            has_native_fp8(x.device),
+            num_warps=num_warps(width),
+            **UNFUSED,
+        )
+    return total, out, (codes, scales)
+
+
+FUSIONS: dict[str, Callable[..., Any]] = {"norm_quantise": norm_quantise}
