@@ -109,7 +109,7 @@ def _launch(
     scratch = torch.empty(
         (programs, 2 * sizes.cap + 3 * num_words), dtype=torch.int32, device=device
     )
-    scores = count if scores is None else side_by_side(scores)
+    scores = scratch.view(torch.float32) if scores is None else side_by_side(scores)
     topk_kernel[(programs,)](
         scores,
         count,
