@@ -25,10 +25,11 @@ from gnomon.attention.block_fp8 import BlockFp8Weight
 from gnomon.errors import CheckpointError
 from gnomon.models.checkpoint import StoredTensor, read_checkpoint
 from gnomon.models.config import BlockFp8, ModelConfig
+from gnomon.models.fp8_storage import empty_codes
 from gnomon.models.linear import Param, tensor
 from gnomon.models.load_plan import Fill, LoadPlan, plan_load
-from gnomon.models.params import ParamSpec, param_dtype, with_tied_head
-from gnomon.models.quantised import dequantise_blocks, may_stay_fp8, scale_region, scale_shape
+from gnomon.models.params import param_dtype, with_tied_head
+from gnomon.models.quantised import dequantise_blocks, may_stay_fp8, scale_region
 
 STAGING_BYTES = 4 << 20  # in a file's dtype; FP8 takes 8 times as much again while it is scaled
 TORCH_DTYPES = {
@@ -77,8 +78,14 @@ def load_planned(
 
     `has_fp8`: linear layers that are FP8 in the files stay so (128 × 128 blocks).
     """
-    kept = fp8_names(plan) if has_fp8 else frozenset()
-    params = {spec.name: _empty(spec, plan, dtype, device, kept) for spec in plan.specs}
+    block, kept = plan.config.quantization, fp8_names(plan) if has_fp8 else frozenset()
+    params: dict[str, Param] = {}
+    if block is not None:
+        params |= empty_codes([spec for spec in plan.specs if spec.name in kept], block, device)
+    for spec in plan.specs:
+        if spec.name not in params:
+            dtype_of = param_dtype(spec, dtype)
+            params[spec.name] = torch.empty(spec.shape, dtype=dtype_of, device=device)
     done, total = 0, plan.num_bytes
     with ExitStack() as stack:
         reader = _Reader(stack)
@@ -101,23 +108,6 @@ def fp8_names(plan: LoadPlan) -> frozenset[str]:
 def _partner(name: str) -> str:
     layer, _, matrix = name.rpartition(".")
     return f"{layer}.{'down' if matrix == 'gate_up' else 'gate_up'}"
-
-
-def _empty(
-    spec: ParamSpec,
-    plan: LoadPlan,
-    dtype: torch.dtype,
-    device: torch.device | str,
-    kept: frozenset[str],
-) -> Param:
-    block = plan.config.quantization
-    if block is None or spec.name not in kept:
-        return torch.empty(spec.shape, dtype=param_dtype(spec, dtype), device=device)
-    return BlockFp8Weight(
-        torch.empty(spec.shape, dtype=torch.float8_e4m3fn, device=device),
-        torch.empty(scale_shape(spec.shape, block), dtype=torch.float32, device=device),
-        block.has_power_of_two_scales,
-    )
 
 
 def _fill(reader: _Reader, fill: Fill, param: Param, block: BlockFp8 | None) -> None:

@@ -26,9 +26,10 @@ from torch import Tensor
 
 from gnomon.attention.block_fp8 import BlockFp8Weight
 from gnomon.models.config import BlockFp8, ModelConfig
+from gnomon.models.fp8_storage import empty_codes
 from gnomon.models.linear import Param, tensor
 from gnomon.models.params import ParamSpec, param_dtype, param_specs, with_tied_head
-from gnomon.models.quantised import dequantise_blocks, may_stay_fp8, quantise_blocks, scale_shape
+from gnomon.models.quantised import dequantise_blocks, may_stay_fp8, quantise_blocks
 
 LARGE = 1 << 22  # numbers of a tensor that a GPU draws itself
 ROWS_AT_ONCE = 8192  # a multiple of a block's rows
@@ -55,14 +56,19 @@ def random_weights(
     has_fp8: bool = False,
 ) -> dict[str, Param]:
     """The same; with `has_fp8` the layers that may stay FP8 are codes and scales."""
+    specs, block = param_specs(config), config.quantization
     params: dict[str, Param] = {}
-    for spec in param_specs(config):
-        block = config.quantization if _is_quantised(spec) else None
-        parts = _parts(spec, seed, torch.device(device))
-        if block is not None and has_fp8 and may_stay_fp8(spec):
-            params[spec.name] = _coded(spec, parts, block, device)
+    if block is not None and has_fp8:
+        kept = [spec for spec in specs if _is_quantised(spec) and may_stay_fp8(spec)]
+        params |= empty_codes(kept, block, device)
+    for spec in specs:
+        parts, place = _parts(spec, seed, torch.device(device)), params.get(spec.name)
+        if isinstance(place, BlockFp8Weight):
+            assert block is not None
+            _fill_codes(place, parts, block)
         else:
-            params[spec.name] = _plain(spec, parts, block, (dtype, torch.device(device)))
+            through = block if _is_quantised(spec) else None
+            params[spec.name] = _plain(spec, parts, through, (dtype, torch.device(device)))
     return with_tied_head(config, params)
 
 
@@ -89,22 +95,16 @@ def _plain(
     return out
 
 
-def _coded(
-    spec: ParamSpec,
-    parts: Iterator[tuple[int | slice, Tensor]],
-    block: BlockFp8,
-    device: torch.device | str,
-) -> BlockFp8Weight:
-    codes = torch.empty(spec.shape, dtype=torch.float8_e4m3fn, device=device)
-    scales = torch.empty(scale_shape(spec.shape, block), dtype=torch.float32, device=device)
+def _fill_codes(
+    weight: BlockFp8Weight, parts: Iterator[tuple[int | slice, Tensor]], block: BlockFp8
+) -> None:
     for place, values in parts:
-        part_codes, part_scales = quantise_blocks(values, block)
-        codes[place].copy_(part_codes)
+        codes, scales = quantise_blocks(values, block)
+        weight.codes[place].copy_(codes)
         where = place
         if isinstance(place, slice) and place != slice(None):  # rows of a matrix: rows of blocks
             where = slice(place.start // block.block_rows, -(-place.stop // block.block_rows))
-        scales[where].copy_(part_scales)
-    return BlockFp8Weight(codes, scales, block.has_power_of_two_scales)
+        weight.scales[where].copy_(scales)
 
 
 def _parts(

@@ -16,6 +16,7 @@ from gnomon.models.anchor_shapes import ANCHORS
 from gnomon.models.checkpoint import read_checkpoint
 from gnomon.models.config import BlockFp8
 from gnomon.models.config_reading import read_config
+from gnomon.models.feed_forward import MixtureOfExperts
 from gnomon.models.linear import Linear, SharedInput, dequantised, fused
 from gnomon.models.load_plan import plan_load
 from gnomon.models.loading import load_model_params, load_planned
@@ -129,6 +130,25 @@ def test_experts_stay_fp8_together_or_not_at_all(tmp_path: Path) -> None:
     write_folder(tmp_path, shape, tensors)
     kept = load_planned(plan_load(read_checkpoint(tmp_path), config), torch.float32, has_fp8=True)
     assert not any(isinstance(value, BlockFp8Weight) for value in kept.values())
+
+
+def test_the_shared_expert_is_one_of_the_experts_where_it_is_as_wide() -> None:
+    """Its weights lie behind theirs: the mixture has E + 1 experts, none copied."""
+    spec = "random:deepseek_v32,fp8=true,layers=1,dense_layers=0"
+    config = parse_model_spec(spec).config
+    params = random_weights(config, 0, torch.float32, has_fp8=True)
+    block = build_model(config, params, 64).layers[0].feed_forward
+    assert isinstance(block, MixtureOfExperts)
+    assert block.shared is None
+    assert block.rule.shared_expert == config.n_routed_experts == block.down.shape[0] - 1
+    one = params["layers.0.shared.down.weight"]
+    assert isinstance(one, BlockFp8Weight)
+    assert isinstance(block.down, BlockFp8Weight)
+    assert block.down.codes[-1].data_ptr() == one.codes.data_ptr()
+    assert torch.equal(block.down.scales[-1], one.scales)
+    two = parse_model_spec(f"{spec},n_shared_experts=2").config
+    wide = build_model(two, random_weights(two, 0, torch.float32, has_fp8=True), 64)
+    assert wide.layers[0].feed_forward.shared is not None
 
 
 def test_random_codes_are_those_of_the_dequantised_model() -> None:

@@ -18,6 +18,8 @@ RULES = [
     (6, RouterRule(2, 1, 1, False, 1.0)),
     (12, RouterRule(3, 4, 2, True, 1.0)),
     (4, RouterRule(4, 2, 2, True, 1.0)),
+    (12, RouterRule(3, 4, 2, True, 2.5, shared_expert=12)),
+    (32, RouterRule(8, 8, 4, True, 2.5, shared_expert=32)),
 ]
 
 
@@ -56,6 +58,17 @@ def test_padding_rows_go_nowhere() -> None:
     found = route_experts(logits, bias, request, rule, False)
     assert found.expert_ids[1].tolist() == found.expert_ids[3].tolist() == [-1, -1, -1]
     same(found, route_in_torch(logits, bias, request, rule, False))
+
+
+def test_the_shared_expert_stands_behind_the_others_with_weight_1() -> None:
+    logits, bias = given(4, 12)
+    request = torch.tensor([0, -1, 2, 3], dtype=torch.int32)
+    found = route_experts(logits, bias, request, RULES[5][1], False)
+    assert found.expert_ids[:, 3].tolist() == [12, -1, 12, 12]
+    assert found.weights[:, 3].tolist() == [1, 0, 1, 1]
+    without = route_experts(logits, bias, request, RouterRule(3, 4, 2, True, 2.5), False)
+    assert torch.equal(found.expert_ids[:, :3], without.expert_ids)
+    assert torch.equal(found.weights[:, :3], without.weights)
 
 
 def test_the_bias_chooses_and_does_not_weigh() -> None:

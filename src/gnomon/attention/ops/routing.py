@@ -12,26 +12,36 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class RouterRule:
-    """How a router chooses: everything but its weights."""
+    """How a router chooses: everything but its weights.
+
+    ``shared_expert``: the number of an expert that every row goes to besides, with weight 1.
+    """
 
     top_k: int
     num_groups: int
     top_groups: int
     is_normalised: bool
     scale: float
+    shared_expert: int | None = None
+
+    @property
+    def width(self) -> int:
+        """Places of a row: chosen experts, then the shared one."""
+        return self.top_k + (self.shared_expert is not None)
 
 
 @dataclass(frozen=True, slots=True)
 class Routing:
     """A router's choice for every row; a padding row has expert −1 everywhere."""
 
-    expert_ids: Tensor  # [R, k] int64
-    weights: Tensor  # [R, k] in the logits' dtype
+    expert_ids: Tensor  # [R, rule.width] int64
+    weights: Tensor  # [R, rule.width] in the logits' dtype
     margin: Tensor | None  # [R]: how far the nearest expert not chosen (or group) is
 
 
@@ -60,7 +70,20 @@ def route(
     ids = choice.topk(rule.top_k, dim=-1).indices
     if request is not None:
         ids = ids.masked_fill((request < 0)[:, None], -1)
-    return Routing(ids, expert_weights(logits, ids, rule), margin)
+    weights = expert_weights(logits, ids, rule)
+    return Routing(*with_shared(ids, weights, request, rule), margin)
+
+
+def with_shared(
+    expert_ids: Tensor, weights: Tensor, request: Tensor | None, rule: RouterRule
+) -> tuple[Tensor, Tensor]:
+    """Ids and weights [R, k] with the shared expert behind them, where the rule has one."""
+    if rule.shared_expert is None:
+        return expert_ids, weights
+    shared = expert_ids.new_full((expert_ids.shape[0], 1), rule.shared_expert)
+    if request is not None:
+        shared = shared.masked_fill((request < 0)[:, None], -1)
+    return torch.cat((expert_ids, shared), 1), F.pad(weights, (0, 1), value=1.0)
 
 
 def expert_weights(logits: Tensor, expert_ids: Tensor, rule: RouterRule) -> Tensor:

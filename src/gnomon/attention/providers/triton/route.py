@@ -41,7 +41,9 @@ def route_kernel(
     margins,
     stride,
     scale,
+    shared_expert,
     K: tl.constexpr,
+    PLACES: tl.constexpr,
     GROUPS: tl.constexpr,
     WIDTH: tl.constexpr,
     TOP_GROUPS: tl.constexpr,
@@ -100,12 +102,16 @@ def route_kernel(
         tl.store(margins + row, margin)
     if IS_NORMALISED:
         weight = weight / (tl.sum(weight, 0) + 1e-20)
+    weight = weight * scale
+    if PLACES > K:
+        chosen = tl.where(at == K, shared_expert, chosen)
+        weight = tl.where(at == K, 1.0, weight)
     if HAS_REQUEST:
         is_live = tl.load(request + row) >= 0
         chosen = tl.where(is_live, chosen, -1)
         weight = tl.where(is_live, weight, 0.0)
-    tl.store(ids + row * K + at, chosen, mask=at < K)
-    tl.store(weights + row * K + at, weight * scale, mask=at < K)
+    tl.store(ids + row * PLACES + at, chosen, mask=at < PLACES)
+    tl.store(weights + row * PLACES + at, weight, mask=at < PLACES)
 
 
 def route_experts(
@@ -113,8 +119,8 @@ def route_experts(
 ) -> Routing:
     """As routing.route, in one launch."""
     num_rows, num_experts = logits.shape
-    ids = torch.empty((num_rows, rule.top_k), dtype=torch.int64, device=logits.device)
-    weights = torch.empty((num_rows, rule.top_k), dtype=torch.float32, device=logits.device)
+    ids = torch.empty((num_rows, rule.width), dtype=torch.int64, device=logits.device)
+    weights = torch.empty((num_rows, rule.width), dtype=torch.float32, device=logits.device)
     margin = weights.new_empty((num_rows,)) if want_margin else None
     width = num_experts // rule.num_groups
     if num_rows:
@@ -127,13 +133,15 @@ def route_experts(
             weights if margin is None else margin,
             logits.stride(0),
             float(rule.scale),
+            -1 if rule.shared_expert is None else rule.shared_expert,
             rule.top_k,
+            rule.width,
             rule.num_groups,
             width,
             rule.top_groups,
             padded(rule.num_groups),
             padded(width),
-            padded(rule.top_k),
+            padded(rule.width),
             rule.is_normalised,
             request is not None,
             want_margin,
