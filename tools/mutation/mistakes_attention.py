@@ -21,7 +21,7 @@ AXES = (UNIT + "test_axes.py",)
 
 MISTAKES = (
     Mistake("causal", "off-by-one causal length", ATTENTION + "geometry.py",
-            "put(position + 1), num_rows", "put(position), num_rows", GEOMETRY),
+            "request, position, position + 1]", "request, position, position]", GEOMETRY),
     Mistake("slot-page-size", "slot computed with the wrong page size", ATTENTION + "geometry.py",
             "slot = page * self.page_size", "slot = page * num_pages", INDICES),
     Mistake("null-page", "null page taken for a page", ATTENTION + "geometry.py",
