@@ -164,6 +164,7 @@ FAULTS: dict[str, Break] = {
     "choices": noise_is_the_same_for_all_choices,
     "routes": dense_values_are_off,
     "full_width": dense_values_are_off,
+    "reference": a_norm_is_off,
     "operators": a_norm_is_off,
     "layouts": halves_are_truncated,
     "text": characters_are_not_held_back,

@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 
 from gnomon.cli.main import build_app
 from gnomon.errors import ConfigError
-from gnomon.verify.against_server import CompletionServer, Question
+from gnomon.verify import against_server
+from gnomon.verify.against_server import CompletionServer, Dialect, Question
 from tests.server.conftest import MODEL, RunningServer
 
 SMALL = ("--prompts", "3", "--max-tokens", "6", "--max-length", "40")
@@ -54,6 +55,18 @@ def test_another_vocabulary(server: RunningServer) -> None:
     result = against(server, f"{MODEL},vocab=512")
     assert isinstance(result.exception, ConfigError)
     assert "of the 512 here. The server has another tokenizer" in str(result.exception)
+
+
+@pytest.mark.parametrize("scoring", ["echo", ""])
+def test_a_server_that_takes_and_tells_text_only(
+    server: RunningServer, scoring: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokens are found by their texts, as far as these say which token it is."""
+    monkeypatch.setattr(against_server, "DIALECTS", (Dialect(False, scoring, False),))
+    result = against(server, MODEL, "--tolerance", "1e-4")
+    assert result.exit_code == 0, result.output
+    assert f"the server was asked with text, {scoring or 'no scored prompt'}" in result.output
+    assert against(server, f"{MODEL},seed=1").exit_code == 1
 
 
 def test_shifted_scores_are_seen(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gnomon.verify.comparison import ComparisonReport
-from gnomon.verify.result import LawResult, Verdict
+from gnomon.verify.result import MAX_SHOWN, LawResult, Verdict
 from gnomon.verify.run import Report
 
 
@@ -59,8 +59,11 @@ def print_comparison(report: ComparisonReport) -> None:
     console.print(table, markup=False)
     for line in (*report.conditions, f"allowed difference: {report.tolerance:.3g}"):
         console.print(line, highlight=False, markup=False)
-    for failure in report.failures:
+    for failure in report.failures[:MAX_SHOWN]:
         console.print(f"FAILED: {failure}", highlight=False, markup=False)
+    if len(report.failures) > MAX_SHOWN:
+        hidden = len(report.failures) - MAX_SHOWN
+        console.print(f"and {hidden} failures more", highlight=False, markup=False)
     verdict = report.as_json()["verdict"]
     console.print(f"{verdict}: {report.seconds:.0f} s", highlight=False, markup=False)
 

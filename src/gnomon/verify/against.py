@@ -7,10 +7,12 @@ tokens (teacher-forced), so that each row is compared on the same past and one o
 nothing behind it. Compared are the log-probability of every token of the answer, and of the prompt
 where the server tells them; and the greedy choice at every row of the answer. Another choice is a
 tie where the engine here gives both tokens nearly the same logit (WIDEST tolerances).
-The tolerance is for the root mean square of the log-probabilities' differences, at logits of
-standard deviation 1; a single one may be WIDEST times as far off. Nobody can replay a server's
-selections, so bfloat16 and a model that selects need room: DEFAULT_TOLERANCE. A server that
-computes in float32, as gnomon does here, is within 1e-4.
+The tolerance is for the root mean square of the log-probabilities' differences of a prompt, at
+logits of standard deviation 1. Nobody can replay a server's selections: where it computes in other
+precision it attends another key now and then, and that row is far off (WIDEST tolerances) though
+nothing is wrong; MAX_FAR_SHARE of a prompt's rows may be, and are told as ties. DEFAULT_TOLERANCE
+has room for bfloat16 and FP8; a server that computes in float32, as gnomon does here, is within
+1e-4.
 Not here: HTTP (against_server.py).
 """
 
@@ -34,6 +36,7 @@ from gnomon.verify.prompts import draw_lengths, draw_prompt
 from gnomon.verify.trace import drive
 
 DEFAULT_TOLERANCE = 0.15
+MAX_FAR_SHARE = 0.02  # of the rows of a prompt; one is always allowed
 SENTENCES = (
     "The shadow of the pin fell across the seventh line an hour before noon.",
     "A carpenter lays the square against the beam and looks for light beneath it.",
@@ -125,49 +128,53 @@ def _text_question(tokenizer: Tokenizer, length: int, num_new: int, rng: random.
 def _check_answer(
     context: Context, question: Question, scored: Scored, tokenizer: Tokenizer | None
 ) -> tuple[int, ...]:
-    """The token ids of the answer. ConfigError where the two sides do not speak of the same."""
+    """The token ids of the answer, up to a token whose text does not say which one it is.
+
+    ConfigError where the two sides do not speak of the same.
+    """
     hint = "The server has another tokenizer or vocabulary: is it the same model?"
     if scored.num_prompt_tokens not in (None, len(question.token_ids)):
         raise ConfigError(
             f"a prompt of {len(question.token_ids)} tokens has {scored.num_prompt_tokens} on the "
             f"server. {hint}"
         )
-    ids: list[int] = []
-    by_text: dict[str, int] | None = None
-    for token in scored.output:
-        index = token.token_id
-        if index is None:
-            if tokenizer is None:
-                raise ConfigError(
-                    "the server tells no token ids, and there is no tokenizer here to read its "
-                    "texts by: put tokenizer.json into the model's folder"
-                )
-            by_text = by_text or _ids_by_text(tokenizer)
-            index = by_text.get(token.text)
-        if index is None or not 0 <= index < context.config.vocab_size:
+    ids = _ids_of(scored, tokenizer)
+    for index, token in zip(ids, scored.output, strict=False):
+        if not 0 <= index < context.config.vocab_size:
             raise ConfigError(
                 f"the server's token {token.text!r} (id {token.token_id}) is none of the "
                 f"{context.config.vocab_size} here. {hint}"
             )
-        ids.append(index)
-    if tokenizer is not None:
-        here = tokenizer.decode(ids, skip_special_tokens=True)
-        if "\ufffd" not in here + scored.text and not scored.text.endswith(here):
-            raise ConfigError(f"the server reads its tokens {ids[:8]} as {scored.text!r:.80}, here "
-                              f"they are {here!r:.80}. {hint}")  # fmt: skip
+    here = "" if tokenizer is None else tokenizer.decode(ids, skip_special_tokens=True)
+    if "\ufffd" not in here + scored.text and here not in scored.text:
+        raise ConfigError(
+            f"the server reads its tokens {ids[:8]} as {scored.text!r:.80}, here they are "
+            f"{here!r:.80}. {hint}"
+        )
     return tuple(ids)
 
 
-def _ids_by_text(tokenizer: Tokenizer) -> dict[str, int]:
-    """The first token of each text."""
-    found: dict[str, int] = {}
+def _ids_of(scored: Scored, tokenizer: Tokenizer | None) -> list[int]:
+    """Ids as the server tells them, else by their texts; -1 for a text that no token has."""
+    told = [token.token_id for token in scored.output if token.token_id is not None]
+    if len(told) == len(scored.output):
+        return told
+    if tokenizer is None:
+        raise ConfigError(
+            "the server tells no token ids, and there is no tokenizer here to read its texts by: "
+            "put tokenizer.json into the model's folder"
+        )
+    by_text: dict[str, list[int]] = {}
     for index in range(tokenizer.vocab_size):
-        try:
-            text = tokenizer.token_bytes(index).decode("utf-8", errors="replace")
-        except (KeyError, ValueError, IndexError):
-            continue  # an id that no token has
-        found.setdefault(text, index)
-    return found
+        text = tokenizer.token_bytes(index).decode("utf-8", errors="replace")
+        by_text.setdefault(text, []).append(index)
+    ids = []
+    for token in scored.output:
+        found = by_text.get(token.text, [-1])
+        if len(found) > 1:
+            break  # half a character, say
+        ids.append(found[0])
+    return ids
 
 
 def _run_here(
@@ -182,7 +189,9 @@ def _run_here(
     own = logits.gather(-1, chosen)[:, 0]
     theirs = [*scored.prompt[1:]]
     theirs += [None] * (len(question.token_ids) - 1 - len(theirs))
-    theirs = theirs[: len(question.token_ids) - 1] + [token.logprob for token in scored.output]
+    theirs = theirs[: len(question.token_ids) - 1] + [
+        token.logprob for token in scored.output[: len(answer)]
+    ]
     return Seen(
         theirs=torch.tensor([math.nan if x is None else x for x in theirs]).double() / scale,
         ours=(own - logits.logsumexp(-1)) / scale,
@@ -197,27 +206,29 @@ def _judged(number: int, question: Question, seen: Seen, limit: float) -> Prompt
     rms = float(off[is_known].square().mean().sqrt()) if bool(is_known.any()) else 0.0
     is_answer = torch.arange(len(off)) >= seen.num_prompt_rows
     is_other = is_answer & (seen.gap > 0)
-    is_fault = (off > WIDEST * limit) | (is_other & (seen.gap > WIDEST * limit))
-    outcome = Outcome.TIE if bool(is_other.any()) else Outcome.EQUAL
-    if bool(is_fault.any()) or rms > limit:
+    is_far = (off > WIDEST * limit) | (is_other & (seen.gap > WIDEST * limit))
+    num_far = int(is_far.sum())
+    marked = is_far if num_far else is_other
+    outcome = Outcome.TIE if bool(marked.any()) else Outcome.EQUAL
+    if not rms <= limit or num_far > max(1, MAX_FAR_SHARE * len(off)):
         outcome = Outcome.DIFFERS
-    marked = is_fault if bool(is_fault.any()) else is_other
-    if outcome is Outcome.DIFFERS and not bool(is_fault.any()):
-        marked = off > limit
+        marked = marked | (off >= off.max())
     rows = marked.nonzero()[:, 0]
     row = int(rows[0]) if len(rows) else None
     detail = ""
     if row is not None:
-        detail = f"log-probabilities off by {float(off[row]):.3g}"
+        detail = (
+            f"log-probabilities off by {rms:.3g} (allowed {limit:.3g}), at position {row} by "
+            f"{float(off[row]):.3g}; {num_far} of {len(off)} rows far off"
+        )
         if bool(is_other[row]):
-            detail += f", another greedy token, {float(seen.gap[row]):.3g} below the best one here"
-        detail += f"; root mean square {rms:.3g} (allowed {limit:.3g})"
+            detail += f"; another greedy token, {float(seen.gap[row]):.3g} below the best one here"
     return PromptResult(
         number=number,
         num_prompt=len(question.token_ids),
         num_compared=int(is_known.sum()),
         outcome=outcome,
-        worst=float(off.max()) if len(off) else 0.0,
+        worst=rms,
         position=row,
         margin=None if row is None or not bool(is_other[row]) else float(seen.gap[row]),
         detail=detail,

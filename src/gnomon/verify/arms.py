@@ -42,7 +42,9 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PromptResult:
-    """One prompt. `worst`: of the logits, at standard deviation 1 in arms of two precisions.
+    """One prompt. `worst`: the largest difference of a logit in arms of one precision. In arms of
+    two it is that of a row, against a server that of all rows: a root mean square at logits of
+    standard deviation 1.
 
     `position`, `margin`: of the first difference, None where there is none.
     """

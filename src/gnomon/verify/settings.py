@@ -33,7 +33,7 @@ class Sizes:
 
 
 WHOLE = Sizes(40, 64, 600)
-IN_ROUNDS = Sizes(20, 32, 300)  # a round of all laws: some 100 s on two cores
+IN_ROUNDS = Sizes(20, 32, 300)  # a round of all laws: about a minute on one core
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from gnomon.verify import laws as laws_module
 from gnomon.verify import run as run_module
 from gnomon.verify.context import Context
 from gnomon.verify.law import Law
-from gnomon.verify.result import Tally
+from gnomon.verify.result import NotApplicableError, Tally
 
 MODEL = "random:deepseek_v32,layers=2"
 
@@ -79,6 +79,55 @@ def test_no_folder_for_the_report(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     """Said at once, and not after an hour of laws."""
     result = invoke(monkeypatch, (), MODEL, "--json", str(tmp_path / "absent" / "report.json"))
     assert isinstance(result.exception, ConfigError)
+
+
+def test_laws_for_so_many_minutes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Two rounds and more; only the first has a line per law. A fault of any round ends in 1."""
+    calls: list[int] = []
+
+    def dusk(context: Context) -> Tally:
+        calls.append(context.settings.seed)
+        tally = context.tally()
+        for _ in range(12):
+            tally.add(failure="dark" if len(calls) == 3 else None)
+        return tally
+
+    file = tmp_path / "report.json"
+    laws = (Law("dusk", "no shadow at dusk", dusk),)
+    result = invoke(monkeypatch, laws, MODEL, "--minutes", "1", "--json", str(file))
+    assert result.exit_code == 1
+    assert calls == [0, 1, 2]
+    assert "dusk: 3 rounds" in result.output
+    assert "dusk FAILED: with --seed 2: dark" in result.output
+    assert result.stderr.splitlines()[0] == "testing dusk"
+    assert result.stderr.splitlines()[1].startswith("round 2, ")
+    assert json.loads(file.read_text())["laws"][0]["rounds"] == 3
+
+
+def test_absent_laws_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def moon(context: Context) -> Tally:
+        raise NotApplicableError("the moon has no dial")
+
+    laws = (Law("moon", "the moon = its shadow", moon), Law("sun", "the sun = its shadow", sun))
+    result = invoke(monkeypatch, laws, MODEL)
+    assert result.exit_code == 0
+    assert "moon: not applicable: the moon has no dial" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--tolerance", "0.1"), "--tolerance is for --arm and --against"),
+        (("--against-model", "sun"), "--against-model is for --against"),
+        (("--arm", "cp=2", "--arm", "", "--minutes", "1"), "--minutes is for laws"),
+    ],
+)
+def test_flags_that_would_be_ignored_are_refused(
+    arguments: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = invoke(monkeypatch, (), MODEL, *arguments)
+    assert isinstance(result.exception, ConfigError)
+    assert message in str(result.exception)
 
 
 def test_without_a_terminal_each_law_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
