@@ -109,6 +109,21 @@ def test_schedules_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert operators.num_schedules == 4  # 1, 2, 3, and 1 again
 
 
+def test_a_schedule_made_while_a_graph_is_captured_is_not_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It holds its numbers only once that graph runs."""
+    operators = FlashMlaOperators()
+    adapter = flashmla.FlashMla(flashmla.library_of_operators(operators))
+    pool = Fp8LatentLayout(512, 64, read_dtype=BF16).allocate(2, 64)
+    query, slots = torch.ones(2, 3, 576, dtype=BF16), torch.zeros(2, 1, dtype=torch.int64)
+    count = torch.ones(2, dtype=torch.int32)
+    for is_capturing, num_made in ((True, 1), (True, 2), (False, 3), (True, 3), (False, 3)):
+        monkeypatch.setattr(flashmla, "_is_capturing", lambda _, given=is_capturing: given)
+        adapter.sparse_mla(query[..., :512], query[..., 512:], pool, slots, count, 1.0)
+        assert operators.num_schedules == num_made
+
+
 @pytest.mark.parametrize("num_heads", [1, 16, 64, 65, 128])
 def test_heads_are_padded_and_cut(num_heads: int) -> None:
     dims = replace(DIMS, num_heads=num_heads)
