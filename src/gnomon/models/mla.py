@@ -153,7 +153,9 @@ class LatentAttention:
             self.scale,
         )
         latent = attended.out.data.transpose(0, 1)  # [H, M, D_c]
-        value = torch.bmm(latent, self.up_value.transpose(1, 2)).transpose(0, 1)
+        # Heads of a row side by side, as the output's product reads them: no copy after this.
+        value = latent.new_empty((axis.num_rows, *self.up_value.shape[:2]))
+        torch.bmm(latent, self.up_value.transpose(1, 2), out=value.transpose(0, 1))
         return RowTensor(axis, value)
 
     def _attend_dense(self, query: Query, step: AttentionStep) -> RowTensor:

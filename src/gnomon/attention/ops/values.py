@@ -31,13 +31,16 @@ class RopeRows:
     cos: Tensor
     sin: Tensor
     is_interleaved: bool
-    # complex [R, dim / 2], cos + i sin of each pair, where pairs are neighbours; else None
+    # complex [R, dim / 2] on a CPU where pairs are neighbours, else None: GPU kernels want none
     turn: Tensor | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        if self.is_interleaved:
-            turn = torch.complex(self.cos[:, 0::2].contiguous(), self.sin[:, 1::2].contiguous())
-            object.__setattr__(self, "turn", turn)
+        if self.is_interleaved and self.cos.is_cpu:
+            object.__setattr__(self, "turn", self.pair_turns())
+
+    def pair_turns(self) -> Tensor:
+        """Return cos + i sin of each pair of neighbours, complex [R, dim / 2]."""
+        return torch.complex(self.cos[:, 0::2].contiguous(), self.sin[:, 1::2].contiguous())
 
     @property
     def dim(self) -> int:

@@ -43,12 +43,12 @@ def rope(x: Tensor, rows: RopeRows) -> Tensor:
         return x.clone()
     part = widen(x if x.shape[-1] == dim else x[..., :dim])
     middle = (1,) * (x.dim() - 2)
-    if rows.turn is not None:
+    if rows.is_interleaved:
         # Neighbouring columns are one complex number: products and sums as below, one pass.
         if part.storage_offset() % 2 or any(stride % 2 for stride in part.stride()[:-1]):
             part = part.contiguous()  # a slice of rows of odd width holds no whole pairs
         pairs = part.view(*part.shape[:-1], dim // 2, 2)
-        turn = rows.turn.view(-1, *middle, dim // 2)
+        turn = (rows.pair_turns() if rows.turn is None else rows.turn).view(-1, *middle, dim // 2)
         turned = torch.view_as_real(torch.view_as_complex(pairs) * turn).flatten(-2)
     else:
         cos, sin = (t.view(-1, *middle, dim) for t in (rows.cos, rows.sin))
