@@ -82,8 +82,8 @@ def test_a_lacking_operation_is_refused_with_those_that_have_it() -> None:
     assert choose_layout("auto", LATENT, torch.bfloat16, needs).id == "bf16_576"
     with pytest.raises(ConfigError, match=r"fp8_ds_mla_656 has no operation typed_view.*bf16_576"):
         choose_layout("fp8", LATENT, torch.bfloat16, needs)
-    with pytest.raises(ConfigError, match=r"device_load.*choose another provider"):
-        choose_layout("auto", LATENT, torch.bfloat16, {Operation.DEVICE_LOAD})
+    with pytest.raises(ConfigError, match=r"fp64_576 has no operation device_load.*bf16_576"):
+        choose_layout("float64", LATENT, torch.bfloat16, {Operation.DEVICE_LOAD})
 
 
 @pytest.mark.parametrize("dims", [LATENT, NOPE, TINY, KEY, TINY_KEY])

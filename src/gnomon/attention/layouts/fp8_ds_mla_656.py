@@ -33,6 +33,7 @@ from gnomon.attention.layouts.float8 import (
     latent_scale,
     typed_columns,
 )
+from gnomon.attention.layouts.operations import DEVICE_OPERATIONS
 from gnomon.errors import LayoutError
 
 GROUP_WIDTH = 128
@@ -109,7 +110,7 @@ class Fp8LatentLayout(KVLayout):
 
     @property
     def operations(self) -> frozenset[Operation]:
-        return HOST_OPERATIONS
+        return HOST_OPERATIONS | DEVICE_OPERATIONS
 
     def computing_in(self, dtype: torch.dtype) -> Self:
         return replace(self, read_dtype=dtype)

@@ -31,6 +31,7 @@ from gnomon.attention.layouts.float8 import (
     index_key_scale,
     typed_columns,
 )
+from gnomon.attention.layouts.operations import DEVICE_OPERATIONS
 from gnomon.errors import LayoutError
 
 
@@ -78,7 +79,7 @@ class Fp8IndexKeyLayout(KVLayout):
 
     @property
     def operations(self) -> frozenset[Operation]:
-        return HOST_OPERATIONS
+        return HOST_OPERATIONS | DEVICE_OPERATIONS
 
     @property
     def rounds_queries(self) -> bool:

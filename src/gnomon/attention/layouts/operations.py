@@ -22,6 +22,9 @@ class Operation(StrEnum):
     DEVICE_STORE = "device_store"  # likewise, to store one
 
 
+DEVICE_OPERATIONS = frozenset({Operation.DEVICE_LOAD, Operation.DEVICE_STORE})
+"""Of layouts with device functions (providers/triton/layout_rows.py)."""
+
 HOST_OPERATIONS = frozenset(
     {
         Operation.WRITE,

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from gnomon.attention.layouts.base import HOST_OPERATIONS, KVLayout, Operation, PagedPool
 from gnomon.attention.layouts.float8 import typed_columns
+from gnomon.attention.layouts.operations import DEVICE_OPERATIONS
 from gnomon.attention.layouts.rows import put_rows, take_rows
 from gnomon.errors import LayoutError
 
@@ -74,7 +75,8 @@ class PlainLayout(KVLayout):
 
     @property
     def operations(self) -> frozenset[Operation]:
-        return HOST_OPERATIONS | {Operation.TYPED_VIEW}
+        on_device = DEVICE_OPERATIONS if self.dtype != torch.float64 else frozenset()
+        return HOST_OPERATIONS | on_device | {Operation.TYPED_VIEW}
 
     def computing_in(self, dtype: torch.dtype) -> Self:
         return replace(self, read_dtype=dtype)
