@@ -74,8 +74,8 @@ def probe_machine(device: str) -> Machine:
     has_cuda = torch.cuda.is_available() if device != "cpu" else False
     if device == "cuda" and not has_cuda:
         raise ConfigError(
-            "device is 'cuda', but torch finds no CUDA device; use cpu, or a CUDA build of torch "
-            "on a machine with a GPU"
+            f"device is 'cuda', but torch finds no CUDA device ({_why_no_cuda()}); use cpu, or a "
+            "CUDA build of torch on a machine with a GPU"
         )
     if has_cuda:
         free, total = torch.cuda.mem_get_info()
@@ -87,6 +87,15 @@ def probe_machine(device: str) -> Machine:
             return machine
     known = free_memory_bytes("cpu")
     return Machine("cpu", UNKNOWN_FREE_BYTES if known is None else known)
+
+
+def _why_no_cuda() -> str:
+    """What torch says when it is asked for CUDA: no such build, no driver, too old a driver."""
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:
+        return str(error).splitlines()[0].rstrip(".")
+    return "no device is visible"
 
 
 def is_new_enough(machine: Machine) -> bool:

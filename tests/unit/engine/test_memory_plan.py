@@ -13,6 +13,7 @@ from gnomon.engine.machine import (
     KNOWN_GPUS,
     Machine,
     known_gpu,
+    probe_machine,
     require_new_enough,
     shortcomings,
 )
@@ -116,6 +117,17 @@ def test_gpus_by_name():
     old = replace(known_gpu("h200"), name="Tesla T4", capability=(7, 5))
     with pytest.raises(ConfigError, match=r"Tesla T4 has compute capability 7\.5"):
         require_new_enough(old)
+
+
+def test_no_cuda_is_said_in_torchs_own_words(monkeypatch):
+    def old_driver() -> None:
+        raise RuntimeError("The NVIDIA driver on your system is too old.\nUpdate it.")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "init", old_driver)
+    with pytest.raises(ConfigError, match="driver on your system is too old"):
+        probe_machine("cuda")
+    assert probe_machine("auto").device == "cpu"
 
 
 def test_what_a_machine_lacks_is_said_with_what_is_used_instead(monkeypatch, tmp_path):
