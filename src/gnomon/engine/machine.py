@@ -92,7 +92,7 @@ def probe_machine(device: str) -> Machine:
 def _why_no_cuda() -> str:
     """What torch says when it is asked for CUDA: no such build, no driver, too old a driver."""
     try:
-        torch.cuda.init()
+        torch.cuda.init()  # type: ignore[no-untyped-call]  # torch has no types for it
     except (RuntimeError, AssertionError) as error:
         return str(error).splitlines()[0].rstrip(".")
     return "no device is visible"
