@@ -14,10 +14,12 @@ import torch
 
 from gnomon.cache.tensors import CacheTensors
 from gnomon.engine.messages import EngineRequest
+from gnomon.engine.sampling_params import SamplingParams
 from gnomon.engine.schedule_step import ScheduledRequest, StepSchedule
 
 GROUP = "tokens"
 TEMPLATE_PAGES = 1024
+GREEDY = SamplingParams(temperature=0.0)
 
 
 @torch.inference_mode()
@@ -48,7 +50,9 @@ def decode_schedule(batch: int, context: int, page_size: int, step_id: int) -> S
     per_request = -(-context // page_size)
     items = tuple(
         ScheduledRequest(
-            request=EngineRequest(request_id=f"decode-{place}", prompt_token_ids=held),
+            request=EngineRequest(
+                request_id=f"decode-{place}", prompt_token_ids=held, params=GREEDY
+            ),
             num_computed=context - 1,
             num_new_tokens=1,
             token_ids=[1 + place % 1000],
@@ -85,7 +89,9 @@ def _prefill_item(
 ) -> ScheduledRequest:
     tokens = [1 + (place + token) % 1000 for token in range(length)]
     return ScheduledRequest(
-        request=EngineRequest(request_id=f"prefill-{length}-{place}", prompt_token_ids=tokens),
+        request=EngineRequest(
+            request_id=f"prefill-{length}-{place}", prompt_token_ids=tokens, params=GREEDY
+        ),
         num_computed=done,
         num_new_tokens=taken,
         token_ids=tokens[done : done + taken],
