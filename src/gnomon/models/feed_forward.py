@@ -24,7 +24,7 @@ from gnomon.attention.step import AttentionStep
 from gnomon.attention.taps import SelectionTap
 from gnomon.models.config import ModelConfig
 from gnomon.models.fp8_storage import joined
-from gnomon.models.linear import Linear, Param, SharedInput, tensor
+from gnomon.models.linear import Linear, Param, SharedInput, WideLinear, tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class MixtureOfExperts:
     """Routed experts plus the shared expert, which sees every row and is not scaled."""
 
     layer: int
-    router_weight: Tensor  # [E, D]
+    router: WideLinear  # [E, D]
     router_bias: Tensor  # [E] float32
     gate_up: Param  # [E, 2I, D]; E + 1 where the shared expert is one of them
     down: Param  # [E, D, I]; FP8 exactly if gate_up is
@@ -70,6 +70,7 @@ class MixtureOfExperts:
     def of(cls, params: Mapping[str, Param], layer: int, config: ModelConfig) -> MixtureOfExperts:
         """Take layer ``layer``'s router, experts and shared expert from ``params``."""
         prefix = f"layers.{layer}"
+        norm = tensor(params, f"{prefix}.post_norm.weight")
         has_shared = f"{prefix}.shared.down.weight" in params
         shared = DenseFeedForward.of(params, f"{prefix}.shared") if has_shared else None
         gate_up, down = params[f"{prefix}.experts.gate_up"], params[f"{prefix}.experts.down"]
@@ -78,7 +79,7 @@ class MixtureOfExperts:
             gate_up, down, shared = *both, None
         return cls(
             layer=layer,
-            router_weight=tensor(params, f"{prefix}.router.weight"),
+            router=WideLinear.of(params, f"{prefix}.router", norm.dtype),
             router_bias=tensor(params, f"{prefix}.router.bias"),
             gate_up=gate_up,
             down=down,
@@ -101,8 +102,7 @@ class MixtureOfExperts:
     def __call__(self, x: SharedInput, step: AttentionStep) -> Tensor:
         """[R, D] -> [R, D]; padding rows get expert −1 and reach the shared expert only."""
         tap, rows = step.tap, step.geometry.rows
-        compute = torch.promote_types(x.values.dtype, torch.float32)
-        logits = F.linear(x.values.to(compute), self.router_weight.to(compute))
+        logits = self.router(x.values)
         has_padding = rows.num_live < rows.num_rows or not rows.is_exact
         request = rows.request if has_padding else None
         want_margin = tap is not None and tap.wants_margin

@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
-from torch.nn import functional as F
 
 from gnomon.attention.geometry import RowTensor
 from gnomon.attention.indices import KeySet
@@ -22,7 +21,7 @@ from gnomon.attention.ops.fusions import IndexEntry
 from gnomon.attention.ops.values import IndexTransform
 from gnomon.attention.step import AttentionStep
 from gnomon.models.config import ModelConfig
-from gnomon.models.linear import Linear, Param, SharedInput, tensor
+from gnomon.models.linear import Linear, Param, SharedInput, WideLinear, tensor
 from gnomon.models.rotation import Rotations
 
 LAYER_NORM_EPS = 1e-6  # of the index keys in every release; not rms_norm_eps
@@ -37,22 +36,23 @@ class Indexer:
     num_heads: int
     query: Linear  # [Hi * Di, rq]
     key: Linear  # [Di, D]
-    head_weights: Tensor  # [Hi, D] float32
+    head_weights: WideLinear  # [Hi, D]
     transform: IndexTransform
 
     @classmethod
     def of(cls, params: Mapping[str, Param], layer: int, config: ModelConfig) -> Indexer:
         """Take layer ``layer``'s index weights from ``params``."""
         prefix = f"layers.{layer}.indexer"
+        norm_weight = tensor(params, f"{prefix}.k_norm.weight")
         return cls(
             layer=layer,
             part=index_part(layer),
             num_heads=config.index_n_heads,
             query=Linear.of(params, f"{prefix}.wq_b"),
             key=Linear.of(params, f"{prefix}.wk"),
-            head_weights=tensor(params, f"{prefix}.weights_proj.weight"),
+            head_weights=WideLinear.of(params, f"{prefix}.weights_proj", norm_weight.dtype),
             transform=IndexTransform(
-                norm_weight=tensor(params, f"{prefix}.k_norm.weight"),
+                norm_weight=norm_weight,
                 norm_bias=tensor(params, f"{prefix}.k_norm.bias"),
                 norm_eps=LAYER_NORM_EPS,
                 has_hadamard=config.index_hadamard,
@@ -90,8 +90,8 @@ class Indexer:
         geometry, sparse, tap = step.geometry, step.plan.sparse, step.tap
         if sparse is None:
             return None, None
-        chosen_by = sparse.take(RowTensor(geometry.rows, h.values)).data.to(self.head_weights.dtype)
-        weights = RowTensor(sparse.axis, F.linear(chosen_by, self.head_weights))
+        chosen_by = sparse.take(RowTensor(geometry.rows, h.values)).data
+        weights = RowTensor(sparse.axis, self.head_weights(chosen_by))
         want_margin = tap is not None and tap.wants_margin
         selection = step.ops.index_select(
             query,

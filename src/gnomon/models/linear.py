@@ -4,6 +4,7 @@ In:  parameters by name (a Tensor, or a BlockFp8Weight where the checkpoint's co
 Out: `Linear`: called with rows and the bound operators, it multiplies; FP8 weights take rows
      quantised per 128 columns (W8A8), other weights take the rows as they are.
      `SharedInput`: rows that are quantised at most once, however many products read them.
+     `WideLinear`: products whose results stay in float32.
 `fused`: matrices over the same input as one, where they are FP8 (one launch instead of several).
 Not here: which weights stay in FP8 (loading.py), the products (operators).
 """
@@ -68,6 +69,33 @@ class Linear:
         elif isinstance(x, SharedInput):
             x = x.quantised(self.weight.is_power_of_two)
         return ops.linear_fp8(x, self.weight)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WideLinear:
+    """x -> x · weightᵀ in fp32 (fp64): routers and index head weights, which choices hang on.
+
+    ``half``: the same numbers in the model's dtype, on a GPU and where that dtype holds them all;
+    then products of rows in that dtype are exact too, and only their sums are fp32.
+    """
+
+    weight: Tensor  # [N, K] float32 (float64)
+    half: Tensor | None
+
+    @classmethod
+    def of(cls, params: Mapping[str, Param], name: str, dtype: torch.dtype) -> WideLinear:
+        """The layer ``{name}.weight`` of a model of ``dtype``."""
+        weight = tensor(params, f"{name}.weight")
+        if weight.device.type != "cuda" or dtype == weight.dtype:
+            return cls(weight, None)
+        half = weight.to(dtype)
+        return cls(weight, half if torch.equal(half.to(weight.dtype), weight) else None)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[R, N] float32 (float64) of x [R, K]."""
+        if self.half is not None and x.dtype == self.half.dtype:
+            return torch.mm(x, self.half.T, out_dtype=torch.float32)
+        return F.linear(x.to(self.weight.dtype), self.weight)
 
 
 def scale_kind(weight: Param) -> bool | None:
