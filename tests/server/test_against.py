@@ -88,7 +88,7 @@ def test_shifted_scores_are_seen(server: RunningServer, monkeypatch: pytest.Monk
         (("--minutes", "1"), "--minutes is for laws"),
         (("--laws", "chunks"), "--laws is for laws"),
         (("--arm", "cp=2", "--arm", "cp=1"), "one --arm at most"),
-        (("--tolerance", "0"), "above 0"),
+        (("--tolerance", "0"), "tolerance is 0"),
         (("--against-model", "x"), "serves no 'x'. It lists sundial"),
     ],
 )

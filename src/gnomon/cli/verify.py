@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -21,7 +20,7 @@ import typer
 
 from gnomon.cli.flags import with_flags
 from gnomon.errors import ConfigError
-from gnomon.verify.settings import VerifySettings
+from gnomon.verify.settings import SideSettings, VerifySettings
 
 EXAMPLES = """\b
 Examples:
@@ -45,29 +44,11 @@ Arms = Annotated[
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Sides:
-    """What is to be compared, if anything: two arms, or a server."""
-
-    arms: Sequence[str]
-    url: str | None
-    model: str | None
-    api_key: str | None
-    tolerance: float | None
-
-    def check(self) -> None:
-        """Refuse what would be ignored."""
-        if self.tolerance is not None and not self.tolerance > 0:
-            raise ConfigError(f"tolerance is {self.tolerance}: it has to be above 0.")
-        if self.tolerance is not None and not (self.arms or self.url):
-            raise ConfigError("--tolerance is for --arm and --against; laws have their own.")
-        if self.model is not None and self.url is None:
-            raise ConfigError("--against-model is for --against: give the server's URL.")
-
-
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("verify", epilog=EXAMPLES)(with_flags(settings=VerifySettings)(verify))
+    app.command("verify", epilog=EXAMPLES)(
+        with_flags(settings=VerifySettings, sides=SideSettings)(verify)
+    )
 
 
 def verify(
@@ -80,22 +61,12 @@ def verify(
     ] = None,
     lists_laws: Annotated[bool, typer.Option("--list", help="Print the laws and end.")] = False,
     arms: Arms = None,
-    against: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="Compare with this server, by tokens and logprobs."),
-    ] = None,
-    against_model: Annotated[
-        str | None, typer.Option(help="The model's name there; not given: the first one listed.")
-    ] = None,
     api_key: Annotated[
         str | None, typer.Option(envvar="GNOMON_API_KEY", help="The server's key.")
     ] = None,
-    tolerance: Annotated[
-        float | None,
-        typer.Option(help="What two sides may differ by; not given: by their precision."),
-    ] = None,
     *,
     settings: VerifySettings,
+    sides: SideSettings,
 ) -> None:
     """Check gnomon against transformers and against itself, on this machine."""
     if lists_laws:
@@ -104,10 +75,11 @@ def verify(
     settings = _with_model(settings, model_argument)
     if json_file is not None and not json_file.absolute().parent.is_dir():
         raise ConfigError(f"--json is {str(json_file)!r}: there is no folder of that name.")
-    sides = Sides(tuple(arms or ()), against, against_model, api_key, tolerance)
-    sides.check()
-    is_comparison = bool(sides.arms) or sides.url is not None
-    status, values = _compare(settings, sides) if is_comparison else _run_laws(settings)
+    sides.check_use(len(arms or ()))
+    if arms or sides.against is not None:
+        status, values = _compare(settings, sides, arms or [], api_key)
+    else:
+        status, values = _run_laws(settings)
     if json_file is not None:
         text = json.dumps(values, indent=2, ensure_ascii=False)
         json_file.write_text(text + "\n", encoding="utf-8")
@@ -134,7 +106,9 @@ def _run_laws(settings: VerifySettings) -> tuple[int, dict[str, object]]:
     return report.exit_status, report.as_json()
 
 
-def _compare(settings: VerifySettings, sides: Sides) -> tuple[int, dict[str, object]]:
+def _compare(
+    settings: VerifySettings, sides: SideSettings, arms: Sequence[str], api_key: str | None
+) -> tuple[int, dict[str, object]]:
     """The same for two sides."""
     from gnomon.cli.law_display import LawDisplay
     from gnomon.cli.verify_tables import print_comparison
@@ -142,11 +116,11 @@ def _compare(settings: VerifySettings, sides: Sides) -> tuple[int, dict[str, obj
     from gnomon.verify.comparison import run_against, run_arms
 
     with LawDisplay() as display:
-        if sides.url is None:
-            report = run_arms(settings, sides.arms, sides.tolerance, display.report)
+        if sides.against is None:
+            report = run_arms(settings, arms, sides.tolerance, display.report)
         else:
-            server = CompletionServer(sides.url, sides.model, sides.api_key)
-            report = run_against(settings, server, sides.arms, sides.tolerance, display.report)
+            server = CompletionServer(sides.against, sides.against_model, api_key)
+            report = run_against(settings, server, arms, sides.tolerance, display.report)
     print_comparison(report)
     return report.exit_status, report.as_json()
 

@@ -1,7 +1,8 @@
-"""What can be set about a verification: one frozen dataclass, fields are flags.
+"""What can be set about a verification: frozen dataclasses whose fields are flags.
 
 In:  keyword arguments, as the command line gives them.
-Out: a checked VerifySettings, or ConfigError that names field, value and what is allowed.
+Out: checked VerifySettings and SideSettings, or ConfigError that names field, value and what is
+     allowed.
 Not here: which laws exist (laws/), how flags are parsed (cli).
 """
 
@@ -13,6 +14,7 @@ from typing import Annotated as A
 from typing import Any
 
 from gnomon.engine.flags import Flag, Value, check_flags, from_flags, given_flags
+from gnomon.errors import ConfigError
 
 LAWS_PER_PROMPT = 5
 LEAST_ENGINE_PROMPTS = 8
@@ -112,3 +114,29 @@ class VerifySettings:
             default.max_tokens if self.max_tokens is None else self.max_tokens,
             default.max_length if self.max_length is None else self.max_length,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SideSettings:
+    """What can be set about a comparison of two sides, beside the arms."""
+
+    against: A[
+        str | None, Flag("URL of a running server to compare with, by tokens and logprobs")
+    ] = None
+    against_model: A[
+        str | None, Flag("the model's name there; not given: the first one that it lists")
+    ] = None
+    tolerance: A[
+        float | None,
+        Flag("what two sides may differ by; not given: by their precision", least=1e-9),
+    ] = None
+
+    def __post_init__(self) -> None:
+        check_flags(self)
+
+    def check_use(self, num_arms: int) -> None:
+        """Refuse what would be ignored."""
+        if self.tolerance is not None and not (num_arms or self.against):
+            raise ConfigError("--tolerance is for --arm and --against; laws have their own.")
+        if self.against_model is not None and self.against is None:
+            raise ConfigError("--against-model is for --against: give the server's URL.")
