@@ -38,6 +38,7 @@ PAGED += [(Tile(128, 128, 3, 4), 16), (Tile(128, 64, 4, 4), 8), (Tile(128, 256, 
 SEARCHES = {
     "many": topk.Search(4096, 4096, 4096, 8, 4, 64),
     "many, free": topk.Search(4096, 4096, 4096, 8, 2),
+    "many, 80": topk.Search(4096, 4096, 4096, 8, 3, 80),
     "many, 2048": topk.Search(4096, 4096, 2048, 8, 4, 64),
     "many, 16 warps": topk.Search(4096, 4096, 8192, 16, 2, 64),
     "many, 4 warps": topk.Search(4096, 4096, 2048, 4, 8, 64),

@@ -107,39 +107,69 @@ def lowest_bits(word, n):
 
 
 @triton.jit
-def mark(
-    source,
-    length,
-    low,
-    words_ptr,
-    ties_ptr,
-    IS_SCORES: tl.constexpr,
-    HAS_TIES: tl.constexpr,
-    BLOCK: tl.constexpr,
+def mark_block(
+    row_ptr, start, length, group, least, is_all, words_ptr, largest, IS_WHOLE: tl.constexpr
 ):
-    """Bits of the columns whose key is above ``low`` and, in ties, equal to it; whether one is NaN.
+    """Bits of BLOCK columns from ``start`` on; returns ``largest``, renewed.
+
+    IS_WHOLE: no column is past the row, so that loads are as wide as can be.
+    """
+    lane = tl.arange(0, WORD)
+    bit = (tl.full([WORD], 1, tl.int32) << lane)[None, :]
+    column = start + group[:, None] * WORD + lane[None, :]
+    at = start // WORD + group
+    if IS_WHOLE:
+        x = tl.load(row_ptr + column)
+        passes = (x >= least) | is_all
+        tl.store(words_ptr + at, tl.sum(tl.where(passes, bit, 0), 1))
+    else:
+        x = tl.load(row_ptr + column, mask=column < length, other=0.0)
+        passes = ((x >= least) | is_all) & (column < length)
+        word = tl.sum(tl.where(passes, bit, 0), 1)
+        tl.store(words_ptr + at, word, mask=at * WORD < length)
+    return tl.maximum(largest, x, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def mark_scores(row_ptr, length, pivot, words_ptr, BLOCK: tl.constexpr):
+    """Bits of the columns whose key reaches ``pivot``; returns whether a score is NaN.
+
+    Scores are compared as they are: NaN, which is −inf, then passes where every column does, alone.
+    """
+    group = hidden_zero(length) + tl.arange(0, BLOCK // WORD)
+    least, is_all = score_of(pivot), pivot <= LOWEST
+    largest = tl.full([BLOCK // WORD, WORD], float("-inf"), tl.float32)
+    whole = length // BLOCK * BLOCK
+    for start in range(0, whole, BLOCK):
+        largest = mark_block(row_ptr, start, length, group, least, is_all, words_ptr, largest, True)
+    if whole < length:
+        largest = mark_block(
+            row_ptr, whole, length, group, least, is_all, words_ptr, largest, False
+        )
+    return tl.max(tl.max((largest != largest).to(tl.int32), 1), 0) > 0
+
+
+@triton.jit
+def mark_best(
+    source, length, low, words_ptr, ties_ptr, IS_SCORES: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Bits of the columns whose key is above ``low``, and in ties of those whose key equals it.
 
     source: fp32 scores if IS_SCORES, else int32 keys.
     """
     group, lane = hidden_zero(length) + tl.arange(0, BLOCK // WORD), tl.arange(0, WORD)
     bit = (tl.full([WORD], 1, tl.int32) << lane)[None, :]
-    largest = tl.zeros([BLOCK // WORD, WORD], tl.int32)
     for start in range(0, length, BLOCK):
         column = start + group[:, None] * WORD + lane[None, :]
+        inside = column < length
+        key = tl.load(source + column, mask=inside, other=0)
         if IS_SCORES:
-            x = tl.load(source + column, mask=column < length, other=0.0)
-            largest = tl.maximum(largest, x.to(tl.int32, bitcast=True) & 0x7FFFFFFF)
-            key = sort_key(x)
-        else:
-            key = tl.load(source + column, mask=column < length, other=BELOW)
+            key = sort_key(key)
         at = start // WORD + group
-        is_word = at * WORD < length
-        is_above = (key > low) & (column < length)
-        tl.store(words_ptr + at, tl.sum(tl.where(is_above, bit, 0), 1), mask=is_word)
-        if HAS_TIES:
-            is_tie = (key == low) & (column < length)
-            tl.store(ties_ptr + at, tl.sum(tl.where(is_tie, bit, 0), 1), mask=is_word)
-    return tl.max(tl.max(largest, 1), 0) > 0x7F800000
+        above = tl.sum(tl.where((key > low) & inside, bit, 0), 1)
+        ties = tl.sum(tl.where((key == low) & inside, bit, 0), 1)
+        tl.store(words_ptr + at, above, mask=at * WORD < length)
+        tl.store(ties_ptr + at, ties, mask=at * WORD < length)
 
 
 @triton.jit

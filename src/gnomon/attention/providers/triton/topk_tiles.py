@@ -24,7 +24,8 @@ from gnomon.attention.providers.triton.topk_bits import (
     WORD,
     hidden_zero,
     locate,
-    mark,
+    mark_best,
+    mark_scores,
     middle,
     rank_words,
     score_of,
@@ -231,7 +232,7 @@ def topk_kernel(
                 if length > CAP:
                     pivot = sampled_pivot(row_ptr, length, rank, SAMPLE)
                 tl.debug_barrier()  # what was marked and counted before has been read
-                has_nan = mark(row_ptr, length, pivot - 1, words, ties, True, False, BLOCK)
+                has_nan = mark_scores(row_ptr, length, pivot, words, BLOCK)
                 tl.debug_barrier()
                 total = rank_words(words, ties, prefix, num_words, 0, False, CHUNK)
                 rank = tl.where(total <= K, tl.minimum(2 * rank, SAMPLE), tl.maximum(rank // 2, 1))
@@ -245,12 +246,12 @@ def topk_kernel(
                 keys = tl.load(found_keys + place, mask=place < total, other=BELOW)
                 low = bisect(keys, K, 0, pivot, total)
                 num_above, num_at, least, greatest = around(keys, low)
-                mark(found_keys, total, low, words, ties, False, True, BLOCK)
+                mark_best(found_keys, total, low, words, ties, False, BLOCK)
                 num_words = tl.cdiv(total, WORD)
             else:
                 low = bisect_row(row_ptr, length, K, pivot, BLOCK)
                 num_above, num_at, least, greatest = around_in_row(row_ptr, length, low, BLOCK)
-                mark(row_ptr, length, low, words, ties, True, True, BLOCK)
+                mark_best(row_ptr, length, low, words, ties, True, BLOCK)
             need = K - num_above
             tl.debug_barrier()
             rank_words(words, ties, prefix, num_words, need, True, CHUNK)
