@@ -25,7 +25,7 @@ def build(config: EngineConfig, progress: Any, default_vocab_size: int | None = 
         steps.append(1)
         if len(steps) == FAULTY_STEP:
             table = torch.zeros(8, device="cuda")
-            table.index_select(0, torch.tensor([1 << 40], device="cuda"))
+            table.index_select(0, torch.tensor([1 << 20], device="cuda"))  # asserts on the device
         return run(batch, *rest, **named)
 
     runner.run = faulty  # type: ignore[method-assign]  # the fault that is planted

@@ -45,7 +45,14 @@ def core_on(device: str, *, has_static: bool = False, **flags: Any) -> EngineCor
     }
     found = survey(EngineConfig.of(**{**defaults, **flags}), VOCAB)
     resolved = found.resolved
-    loaded = open_model(found.source, resolved.dtype, resolved.device, None, resolved.max_model_len)
+    loaded = open_model(
+        found.source,
+        resolved.dtype,
+        resolved.device,
+        None,
+        resolved.max_model_len,
+        has_fp8=resolved.has_fp8,
+    )
     is_eager = bool(flags.get("enforce_eager"))
     if has_static:
         ops = static_operators()
@@ -246,7 +253,7 @@ def test_steps_and_graphs_take_no_more_than_was_planned(max_num_batched_tokens):
 
 
 def test_a_poisoned_request_fails_alone():
-    core = core_on("cuda")
+    core = core_on("cuda", overlap="off")
     core.add([request(name, prompt(20, i), 6) for i, name in enumerate(("good", "bad", "fine"))])
     core.step()
     (victim,) = [s for s in core._parts.scheduler._running if s.request_id == "bad"]
