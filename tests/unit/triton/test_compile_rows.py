@@ -52,7 +52,7 @@ def build(module: str, kernel: object, kinds: dict[str, str], **given: object) -
 def norms() -> list[Build]:
     x = dict.fromkeys(("x", "weight", "out", "delta", "total", "bias"), "*bf16")
     kinds = {**x, "stride": "i32", "delta_stride": "i32", "eps": "fp32"}
-    wide = {"D": 7168, "BLOCK": 8192, "num_warps": 8}
+    wide = {"D": 7168, "BLOCK": 8192, "num_warps": 16}
     turned = {**x, "cos": "*fp32", "sin": "*fp32", "row_stride": "i32", "head_stride": "i32"}
     heads = {"HEADS": 128, "WIDTH": 64, "DIM": 64, "HEADS_BLOCK": 32, "BLOCK": 64}
     return [
@@ -80,7 +80,7 @@ def quantised() -> list[Build]:
     kinds = dict.fromkeys(("x", "delta", "weight", "total", "out"), "*bf16")
     kinds |= {"codes": "*u8", "scales": "*fp32", "eps": "fp32"}
     kinds |= dict.fromkeys(("stride", "delta_stride", "scale_stride"), "i32")
-    wide = {"D": 7168, "BLOCK": 8192, "num_warps": 8, "HAS_DELTA": True}
+    wide = {"D": 7168, "BLOCK": 8192, "num_warps": 16, "HAS_DELTA": True}
     kernel = rows_quantise.norm_quantise_kernel
     return [
         build("rows_quantise", kernel, kinds, **wide, IS_POWER_OF_TWO=kind, NATIVE=True)

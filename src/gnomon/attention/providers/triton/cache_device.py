@@ -24,9 +24,9 @@ from gnomon.attention.providers.triton.layout_rows import (
 from gnomon.attention.providers.triton.rows_device import (
     hadamard,
     layer_normed,
+    neighbours,
     partner_of,
     rotated_heads,
-    turns,
 )
 
 EMPTY_ROPE_SLOT = tl.constexpr(fp8_ds_mla_656.EMPTY_ROPE_SLOT)
@@ -79,18 +79,26 @@ def write_latent(
         if IS_PACKED and ROPE == 0 and WIDTH > RANK + RANK // GROUP * 4:
             clear_empty_rope(token, RANK, GROUP, EMPTY_ROPE_SLOT)
         if ROPE > 0:
-            at = tl.arange(0, ROPE_BLOCK)
-            turning = at < ROPE
-            beside = partner_of(at, ROPE, IS_INTERLEAVED)
-            raw = tl.load(here + RANK + at, mask=turning, other=0.0).to(tl.float32)
-            partner = tl.load(here + RANK + beside, mask=turning, other=0.0).to(tl.float32)
-            c, s = turns(cos + row * ROPE, sin + row * ROPE, at, ROPE)
-            rope = round_to(raw * c + partner * s, kv.dtype.element_ty).to(tl.float32)
+            at = tl.arange(0, ROPE_BLOCK)[None, :]
+            turned = rotated_heads(
+                here + RANK,
+                cos + row * ROPE,
+                sin + row * ROPE,
+                0,
+                0,
+                1,
+                ROPE,
+                ROPE,
+                1,
+                ROPE_BLOCK,
+                IS_INTERLEAVED,
+            )
+            rope = round_to(turned, kv.dtype.element_ty).to(tl.float32)
             if IS_PACKED:
                 store_latent_rope(token, rope, RANK, GROUP, ROPE)
             else:
                 rounded = round_to(rope, pool.dtype.element_ty)
-                tl.store(token + RANK + at, rounded, mask=turning)
+                tl.store(token + RANK + at, rounded, mask=at < ROPE)
 
 
 @triton.jit
@@ -131,8 +139,11 @@ def write_index_keys(
     scale = tl.rsqrt(tl.sum(spread * spread, 1)[:, None] / DI + eps)
     key = layer_normed(here, mean, scale, weight, bias, column, inside)
     if DIM > 0:
-        beside = partner_of(column, DIM, IS_INTERLEAVED)
-        partner = layer_normed(here, mean, scale, weight, bias, beside, inside)
+        if IS_INTERLEAVED:
+            partner = neighbours(key)
+        else:
+            beside = partner_of(column, DIM)
+            partner = layer_normed(here, mean, scale, weight, bias, beside, inside)
         turning = is_row[:, None] & (column < DIM)
         c = tl.load(cos + row[:, None] * DIM + column, mask=turning, other=1.0).to(tl.float32)
         s = tl.load(sin + row[:, None] * DIM + column, mask=turning, other=0.0).to(tl.float32)

@@ -119,8 +119,8 @@ def store_latent(
 
 @triton.jit
 def store_latent_rope(token, rope, RANK: tl.constexpr, GROUP: tl.constexpr, ROPE: tl.constexpr):
-    """Store one packed token's rope part: fp32, padded to a power of two; kept as bf16."""
-    column = tl.arange(0, rope.shape[0])
+    """Store one packed token's rope part: fp32 [1, columns], padded; kept as bf16."""
+    column = tl.arange(0, rope.shape[1])[None, :]
     place = (token + (RANK + RANK // GROUP * 4)).to(tl.pointer_type(tl.bfloat16))
     tl.store(place + column, round_to(rope, tl.bfloat16), mask=column < ROPE)
 

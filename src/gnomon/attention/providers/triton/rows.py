@@ -26,7 +26,7 @@ HEADS_BLOCK = 32  # heads that one program of rope turns
 
 def num_warps(width: int) -> int:
     """Warps for a block of ``width`` columns: about 8 numbers or more a thread."""
-    return max(1, min(8, padded(width) // 256))
+    return max(1, min(16, padded(width) // 256))
 
 
 @triton.jit

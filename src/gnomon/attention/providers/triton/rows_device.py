@@ -1,8 +1,8 @@
 """Norms and rotations of blocks that a kernel has in hand; fp32 throughout.
 
 In:  addresses of rows, their strides and widths. Out: fp32 blocks, padding columns 0.
-Maths: oracle_math.md §1.1, §1.3, §1.5. Partner columns of a rotation are loaded, not shuffled: they
-are in the first-level cache.
+Maths: oracle_math.md §1.1, §1.3, §1.5. The partner of a column in a rotation is its neighbour,
+found in registers, or half the rotated width away, loaded once more from the first-level cache.
 """
 
 from __future__ import annotations
@@ -14,13 +14,22 @@ from gnomon.attention.providers.triton.language import dot, dot_into
 
 
 @triton.jit
-def partner_of(column, DIM: tl.constexpr, IS_INTERLEAVED: tl.constexpr):
-    """The column that each of the first DIM columns is rotated with; itself from DIM on."""
-    if IS_INTERLEAVED:
-        partner = column ^ 1
-    else:
-        partner = tl.where(column < DIM // 2, column + DIM // 2, column - DIM // 2)
-    return tl.where(column < DIM, partner, column)
+def partner_of(column, DIM: tl.constexpr):
+    """The column, half of DIM away, that each of the first DIM columns is turned with.
+
+    ``column`` [1, N] counts up from 0. The hint lets whole runs of partners be loaded at once.
+    """
+    partner = tl.where(column < DIM // 2, column + DIM // 2, column - DIM // 2)
+    partner = tl.where(column < DIM, partner, column)
+    RUN: tl.constexpr = 8 if DIM % 16 == 0 else 1
+    return tl.max_contiguous(tl.multiple_of(partner, [1, RUN]), [1, RUN])
+
+
+@triton.jit
+def neighbours(x):
+    """The numbers of x [M, N] with each pair of columns 2i and 2i + 1 exchanged."""
+    even, odd = tl.split(tl.reshape(x, (x.shape[0], x.shape[1] // 2, 2)))
+    return tl.reshape(tl.join(odd, even), (x.shape[0], x.shape[1]))
 
 
 @triton.jit
@@ -55,9 +64,12 @@ def rotated_heads(
     inside = (head < HEADS) & (column < WIDTH)
     here = x + head * stride
     value = tl.load(here + column, mask=inside, other=0.0).to(tl.float32)
-    beside = here + partner_of(column, DIM, IS_INTERLEAVED)
-    partner = tl.load(beside, mask=inside & (column < DIM), other=0.0).to(tl.float32)
     c, s = turns(cos, sin, column, DIM)
+    if IS_INTERLEAVED:
+        partner = neighbours(value)
+    else:
+        beside = here + partner_of(column, DIM)
+        partner = tl.load(beside, mask=inside & (column < DIM), other=0.0).to(tl.float32)
     return value * c + partner * s
 
 
