@@ -86,7 +86,9 @@ CONTROLS: dict[str, tuple[tuple[str, ...], Handicap]] = {
     "index key norm without bias": (
         BOTH, in_indexers(lambda i: i.transform.norm_bias, torch.zeros_like),
     ),
-    "index head weights without sign": (BOTH, in_indexers(lambda i: i.head_weights.weight, torch.abs)),
+    "index head weights without sign": (
+        BOTH, in_indexers(lambda i: i.head_weights.weight, torch.abs),
+    ),
     "index heads unweighted": (BOTH, in_indexers(lambda i: i.head_weights.weight, as_ones)),
     "router bias dropped": (BOTH, in_mixtures(lambda m: m.router_bias.zero_())),
     "router bias rounded to bf16": (

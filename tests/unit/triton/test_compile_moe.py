@@ -35,6 +35,7 @@ def product(tile: Tile, kind: str, arch: int = 90, **constants: Any) -> Build:
         "FUSED": kind == "fused",
         "EVEN_K": True,
         "IS_POWER_OF_TWO": False,
+        "STAGES": tile.stages,
     } | constants
     codes = ("*fp8e4nv" if is_native else "*u8") if modes["IS_FP8"] else "*bf16"
     out = "*bf16"
@@ -66,6 +67,7 @@ STREAMING = [
 ]
 WIDE = [
     product(Tile(64, 128, 128, warps=8, stages=3), "fused"),
+    product(Tile(128, 128, 128, warps=8, stages=3), "fused"),
     product(Tile(128, 128, 128, warps=8, stages=4), "down"),
     product(Tile(128, 128, 128, warps=8, stages=4), "dense"),
     product(Tile(128, 128, 64, warps=8, stages=3), "fused", IS_FP8=False),
@@ -132,7 +134,7 @@ def test_sm_90_runs_on_wgmma(reports: list[Report]) -> None:
     assert all(shape.startswith("m64n") for report in streaming + wide for shape in report.wgmma)
     assert all(report.wgmma for report in streaming + wide)
     assert "m64n16k32" in streaming[0].wgmma
-    assert "m64n128k32" in wide[1].wgmma
+    assert "m64n128k32" in wide[2].wgmma
 
 
 def test_two_programs_of_few_rows_share_a_processor(reports: list[Report]) -> None:

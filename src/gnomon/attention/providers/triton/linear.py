@@ -70,7 +70,7 @@ def run_linear(
         0, codes.stride(0), 0, scales.stride(0),
         num_rows * num_columns, num_columns, 0, 0,
         1, tile.rows, tile.columns, tile.depth, tile.splits, tile.group, tile.rows < 64,
-        False, False, True, is_native, False, width % tile.depth == 0, False,
+        False, False, True, is_native, False, width % tile.depth == 0, False, tile.stages,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     if tile.splits > 1:

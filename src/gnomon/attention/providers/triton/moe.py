@@ -193,7 +193,7 @@ def grouped(x: Rows, weight: Experts, blocks: ExpertBlocks, tile: Tile, into: In
         0, out.stride(0), out_scales.stride(0), out_scales.stride(1),
         into.top_k, tile.rows, tile.columns, tile.depth, 1, tile.group, tile.rows < 64,
         True, into.shares is not None, is_fp8, is_native, into.is_fused,
-        width % tile.depth == 0, into.is_power_of_two,
+        width % tile.depth == 0, into.is_power_of_two, tile.stages,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
 

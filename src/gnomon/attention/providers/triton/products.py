@@ -8,6 +8,8 @@ Tiles: with few rows (SWAP) the weight is the tall operand (WGMMA's M) and rows 
      columns, 16 and up: a step streams weights and pads little. A block of rows belongs to one
      expert. FP8 products are summed in fp32 per 128 columns of K and scaled before they are added
      (oracle_math.md §4.1).
+STAGES is given to the loop itself, so that scales are fetched ahead too, not only what is
+     multiplied; num_stages alone loads them in the middle of each step, and the widest tile spills.
 A row's bits depend on the row and on the tile's sizes alone. Not here: which sizes (tiles.py),
 sorting by expert (moe_sort.py).
 """
@@ -119,6 +121,7 @@ def multiply(
     FUSED: tl.constexpr,
     EVEN_K: tl.constexpr,
     IS_POWER_OF_TWO: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """One tile [BM, BN] of out [num_rows, num_n], over one split of K.
 
@@ -156,7 +159,7 @@ def multiply(
     else:
         acc = tl.zeros((BM, BN), tl.float32)
         up = tl.zeros((BM, BN), tl.float32)
-    for start in tl.range(first, last, BK):
+    for start in tl.range(first, last, BK, num_stages=STAGES):
         if EVEN_K:
             xb = tl.load(x_at + start)
             w = tl.load(w_at + start)

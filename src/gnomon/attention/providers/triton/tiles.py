@@ -86,7 +86,7 @@ def moe_tiles(num_pairs: int, down: Tensor, is_fp8: bool) -> MoeTiles:
     rows = min(128, padded(-(-num_pairs // named), 16))
     programs = named * -(-width // 128)
     # Few experts of few columns: finer tiles keep processors busy, at the price of one more launch.
-    is_split = is_fp8 and rows == 16 and programs < SM_COUNT
+    is_split = is_fp8 and rows == 16 and programs < SM_COUNT * 3 // 4
     return _moe_tiles(rows, down, is_fp8, is_split)
 
 
