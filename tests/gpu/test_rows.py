@@ -21,6 +21,7 @@ from gnomon.attention.providers import torch as torch_provider
 from gnomon.attention.routes import AttentionDims
 from gnomon.attention.spec import SPECS, Scale
 from gnomon.attention.spec.draw import normal, page_lists, rope_rows
+from gnomon.models.linear import WideLinear
 from tests.gpu.cases_on_gpu import OnGpu, on_device, wrong_cases
 
 pytestmark = pytest.mark.gpu
@@ -256,3 +257,15 @@ def test_rows_beyond_two_gigabytes_of_a_pool() -> None:
     assert (pool.typed()[slots] == 1).all()
     pages = torch.tensor([39_999], dtype=torch.int32, device="cuda")
     assert (module("cache").context_gather(pool, pages, 5, 1) == 1).all()
+
+
+def test_a_float32_weight_multiplies_half_rows_exactly() -> None:
+    generator = Generator().manual_seed(9)
+    x = normal(generator, (64, 7168), torch.bfloat16)
+    for rounded in (torch.bfloat16, torch.float32):
+        weight = normal(generator, (96, 7168), torch.float32).to(rounded).float()
+        layer = WideLinear.of({"w.weight": weight.cuda()}, "w", torch.bfloat16)
+        assert layer.parts is not None
+        found, expected = layer(x.cuda()).cpu().double(), x.double() @ weight.double().T
+        size = x.double().abs() @ weight.double().abs().T
+        assert ((found - expected).abs() / size).max() < 2.0**-21

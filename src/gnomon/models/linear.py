@@ -75,12 +75,13 @@ class Linear:
 class WideLinear:
     """x -> x · weightᵀ in fp32 (fp64): routers and index head weights, which choices hang on.
 
-    ``half``: the same numbers in the model's dtype, on a GPU and where that dtype holds them all;
-    then products of rows in that dtype are exact too, and only their sums are fp32.
+    ``parts`` [P * N, K]: on a GPU, matrices of the model's dtype whose sum is the weight, one below
+    the other. Products of rows in that dtype are exact then, and tensor cores make them; only
+    their sums are fp32.
     """
 
     weight: Tensor  # [N, K] float32 (float64)
-    half: Tensor | None
+    parts: Tensor | None
 
     @classmethod
     def of(cls, params: Mapping[str, Param], name: str, dtype: torch.dtype) -> WideLinear:
@@ -88,14 +89,32 @@ class WideLinear:
         weight = tensor(params, f"{name}.weight")
         if weight.device.type != "cuda" or dtype == weight.dtype:
             return cls(weight, None)
-        half = weight.to(dtype)
-        return cls(weight, half if torch.equal(half.to(weight.dtype), weight) else None)
+        parts = exact_parts(weight, dtype)
+        return cls(weight, None if parts is None else parts.flatten(0, 1))
 
     def __call__(self, x: Tensor) -> Tensor:
         """[R, N] float32 (float64) of x [R, K]."""
-        if self.half is not None and x.dtype == self.half.dtype:
-            return torch.mm(x, self.half.T, out_dtype=torch.float32)
-        return F.linear(x.to(self.weight.dtype), self.weight)
+        if self.parts is None or x.dtype != self.parts.dtype:
+            return F.linear(x.to(self.weight.dtype), self.weight)
+        products = torch.mm(x, self.parts.T, out_dtype=torch.float32)
+        num_outputs = self.weight.shape[0]
+        if products.shape[1] == num_outputs:
+            return products
+        return products.view(x.shape[0], -1, num_outputs).sum(1)
+
+
+def exact_parts(weight: Tensor, dtype: torch.dtype) -> Tensor | None:
+    """Up to three matrices [P, N, K] of ``dtype`` whose sum is ``weight``, each the nearest to what
+    is left; None where three do not reach it. fp32 in bf16 takes three at most.
+    """
+    rest, parts = weight, []
+    for _ in range(3):
+        part = rest.to(dtype)
+        parts.append(part)
+        rest = rest - part.to(weight.dtype)
+        if not bool(rest.any()):
+            return torch.stack(parts)
+    return None
 
 
 def scale_kind(weight: Param) -> bool | None:
