@@ -11,12 +11,14 @@ Not here: the kernels (providers/), needs and requirements (requirement.py), the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from gnomon.attention.geometry import RowAxis
+from gnomon.attention.layouts.plain import PlainLayout
 from gnomon.attention.ops.fusions import FUSIONS
 from gnomon.attention.ops.operators import Operators
+from gnomon.attention.ops.workspace import UnpackedMla, move_slots
 from gnomon.attention.requirement import OpNeed, Requirement, Sizes, Verdict
 from gnomon.errors import ConfigError, UnsupportedError
 
@@ -195,7 +197,31 @@ def bind_operators(
     choices = tuple(choose(op, need, available, by_op.get(op), ranking) for op in OPERATORS)
     kernels = {c.op: c.provider.kernel(c.op, need) for c in choices}
     names = {c.op: c.provider.name for c in choices}
-    return Operators(kernels, names, _fusions(choices, need)), choices
+    fused = _fusions(choices, need)
+    attend = _plain_attention(need, available, by_op.get("sparse_mla"), ranking)
+    unpacked = None
+    if attend is not None:
+        move = fused.get("move_slots", move_slots)
+        unpacked = UnpackedMla(attend, kernels["context_gather"], move)
+    return Operators(kernels, names, fused, unpacked), choices
+
+
+def _plain_attention(
+    need: OpNeed, available: Sequence[Provider], forced: str | None, ranking: Ranking | None
+) -> Callable[..., Any] | None:
+    """The kernel for prefill over an unpacked context, where the latents are packed on a GPU."""
+    is_packed = need.latent_layout is not None and need.latent_layout.startswith("fp8")
+    if need.device != "cuda" or need.dims is None or not is_packed or need.phase == "decode":
+        return None
+    if need.is_deterministic or need.dtype.itemsize != 2:
+        return None  # the packed kernels' own bits are asked for, or nothing is gained
+    width = need.dims.kv_lora_rank + need.dims.qk_rope_head_dim
+    plain = replace(need, latent_layout=PlainLayout(need.dtype, width).id)
+    try:
+        provider = choose("sparse_mla", plain, available, forced, ranking).provider
+    except UnsupportedError:
+        return None  # a forced provider that reads packed latents alone
+    return provider.kernel("sparse_mla", plain)
 
 
 def _fusions(choices: Sequence[Choice], need: OpNeed) -> dict[str, Callable[..., Any]]:

@@ -134,7 +134,7 @@ def _by_rows(
         if found is not None:
             taken[op], kernels[op] = found
             names[op] = "by rows"
-    return Operators(kernels, names, ops.fusions), tuple(taken.values())
+    return Operators(kernels, names, ops.fusions, ops.unpacked), tuple(taken.values())
 
 
 def _served(

@@ -34,6 +34,7 @@ FUSIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "lazy_scores_paged": ("index_scores_paged",),
         "lazy_scores": ("index_scores",),
         "topk_slots": ("topk",),
+        "move_slots": ("context_gather",),  # workspace.move_slots, beside the gather
     }
 )
 """Name -> the operators that it stands for; all from one provider, or it is not bound."""

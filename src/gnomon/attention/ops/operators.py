@@ -27,6 +27,7 @@ from gnomon.attention.ops.fusions import IndexEntry, LatentEntry
 from gnomon.attention.ops.routing import RouterRule, Routing
 from gnomon.attention.ops.select import SelectKernels, select_keys
 from gnomon.attention.ops.values import AttentionOut, IndexTransform, RopeRows, Selection
+from gnomon.attention.ops.workspace import UnpackedMla
 from gnomon.attention.plan import StepPlan
 from gnomon.errors import GeometryError
 
@@ -41,14 +42,17 @@ class Operators:
         kernels: Mapping[str, Kernel],
         providers: Mapping[str, str] | None = None,
         fused: Mapping[str, Kernel] | None = None,
+        unpacked: UnpackedMla | None = None,
     ) -> None:
         """``providers``: operator to the name of whom its kernel is from, where that is known.
 
         ``fused``: kernels that stand for several operators (ops/fusions.py); none: the parts.
+        ``unpacked``: attends packed latents by way of a workspace, where that is quicker.
         """
         self.kernels: Mapping[str, Kernel] = dict(kernels)
         self.providers: Mapping[str, str] = dict(providers or {})
         self.fusions: Mapping[str, Kernel] = dict(fused or {})
+        self.unpacked = unpacked
         self._rms_norm: Callable[[Tensor, Tensor, float], Tensor] = kernels["rms_norm"]
         self._layer_norm: Callable[[Tensor, Tensor, Tensor, float], Tensor] = kernels["layer_norm"]
         self._rope: Callable[[Tensor, RopeRows], Tensor] = kernels["rope"]
@@ -190,9 +194,8 @@ class Operators:
         axis = q_latent.axis
         if q_rope.axis is not axis or keys.axis is not axis:
             require_axis(axis, q_rope=q_rope, keys=keys)
-        out, lse = attend_key_set(
-            self.kernels, (q_latent.data, q_rope.data), pool, keys, table, scale
-        )
+        queries = q_latent.data, q_rope.data
+        out, lse = attend_key_set(self.kernels, queries, pool, keys, table, scale, self.unpacked)
         return AttentionOut(RowTensor(axis, out), RowTensor(axis, lse))
 
     def dense_mha(

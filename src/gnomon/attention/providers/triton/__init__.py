@@ -20,6 +20,7 @@ from gnomon.attention.providers.triton import (
     rows,
     rows_quantise,
     topk,
+    workspace,
 )
 from gnomon.attention.providers.triton.language import DEVICES, DTYPES
 
@@ -51,5 +52,6 @@ PROVIDER = KernelSet(
         **rows.FUSIONS,
         **rows_quantise.FUSIONS,
         **topk.FUSIONS,
+        **workspace.FUSIONS,
     },
 )
