@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from gnomon.attention.layouts import PagedPool
 from gnomon.attention.layouts.plain import PlainLayout
 from gnomon.attention.ops import select
 from gnomon.attention.providers import builtin_providers
-from gnomon.engine import assembly, request, sampler
+from gnomon.engine import assembly, request, sampling_draw, step_rules
 from gnomon.engine.request import RequestState
 from gnomon.engine.runner import Runner
 from gnomon.engine.schedule_running import RunningSet
@@ -98,20 +99,20 @@ def who_is_pushed_out_loses_a_token(patch: pytest.MonkeyPatch) -> None:
 
 
 def noise_hangs_on_the_row(patch: pytest.MonkeyPatch) -> None:
-    draw = sampler.uniforms
+    draw = sampling_draw.gumbels
 
-    def broken(seeds: list[int], positions: list[int], choices: list[int]) -> Any:
-        return draw([seed + row for row, seed in enumerate(seeds)], positions, choices)
+    def broken(seed: Any, position: Any, choice: Any, num_tokens: int) -> Any:
+        return draw(seed + np.arange(len(seed), dtype=np.uint64), position, choice, num_tokens)
 
-    patch.setattr(sampler, "uniforms", broken)
+    patch.setattr(sampling_draw, "gumbels", broken)
 
 
 def noise_is_the_same_for_all_choices(patch: pytest.MonkeyPatch) -> None:
-    draw = sampler.uniforms
+    draw = sampling_draw.gumbels
     patch.setattr(
-        sampler,
-        "uniforms",
-        lambda seeds, positions, choices: draw(seeds, positions, [0] * len(seeds)),
+        sampling_draw,
+        "gumbels",
+        lambda seed, position, choice, num: draw(seed, position, 0 * choice, num),
     )
 
 
@@ -197,7 +198,7 @@ def test_prefixes_that_are_never_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_row_on_the_dense_route(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(assembly, "DensePolicy", lambda way: "never")
+    monkeypatch.setattr(step_rules, "DensePolicy", lambda way: "never")
     assert "no row took the dense route" in failures("routes")[0]
 
 
