@@ -91,7 +91,7 @@ class CacheTape:
             places = torch.from_numpy(position[request == number]).long()
             name = self._names[number]
             kept = self._seen.setdefault((name, part), (layout, []))[1]
-            kept.append((places, values[rows].detach().float().cpu()))
+            kept.append((places, values[rows.to(values.device)].detach().float().cpu()))
             given = self._replayed.get(name, {}).get(part)
             if given is not None:
                 passed = _replaced(passed, rows, places, given.values)
@@ -143,10 +143,10 @@ class TapeOfRanks(CacheTape):
 def _replaced(values: Tensor, rows: Tensor, places: Tensor, given: Tensor) -> Tensor:
     """`values` with the given ones, of `places`, at `rows`; its own where none are given."""
     known = places < len(given)
-    chosen = given[places[known]].to(values)
+    chosen = given[places[known]]
     is_seen = ~chosen.flatten(1).isnan().any(1)
     changed = values.clone()
-    changed[rows[known][is_seen]] = chosen[is_seen]
+    changed[rows[known][is_seen].to(values.device)] = chosen[is_seen].to(values)
     return changed
 
 
