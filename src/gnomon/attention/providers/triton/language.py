@@ -77,6 +77,20 @@ def is_finite(x):
 
 
 @triton.jit
+def divide(x, y, inverse):
+    """Divide x by y, rounded as IEEE has it, by products; ``inverse``: 1 / y, rounded likewise.
+
+    For normal y and quotients. The remainder of a first quotient is exact in a fused product, so
+    that one more step rounds rightly (Markstein 1990). The interpreter has no fused product.
+    """
+    if INTERPRETED:
+        return tl.math.div_rn(x, y)
+    else:
+        first = x * inverse
+        return tl.fma(tl.fma(-first, y, x), inverse, first)
+
+
+@triton.jit
 def power_of_two_scale(x):
     """Least power of two >= each x (fp32, normal, positive), from its bits."""
     bits = x.to(tl.int32, bitcast=True)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from gnomon.attention.providers.triton.language import (
     UNFUSED,
+    divide,
     encode_e4m3,
     has_native_fp8,
     is_finite,
@@ -68,7 +69,9 @@ def norm_quantise_kernel(
     groups = tl.reshape(normed.to(tl.float32), (GROUPS, 128))
     amax = tl.max(tl.where(is_finite(groups), tl.abs(groups), 0.0), 1)
     group_scale = row_scale(amax, IS_POWER_OF_TWO)
-    ratio = tl.math.div_rn(groups, tl.broadcast_to(group_scale[:, None], groups.shape))
+    wide_scale = tl.broadcast_to(group_scale[:, None], groups.shape)
+    inverse = tl.broadcast_to(tl.math.div_rn(1.0, group_scale)[:, None], groups.shape)
+    ratio = divide(groups, wide_scale, inverse)
     group = tl.arange(0, GROUPS)
     at = group[:, None] * 128 + tl.arange(0, 128)[None, :]
     tl.store(codes + row * D + at, encode_e4m3(ratio, NATIVE), mask=at < D)
