@@ -78,22 +78,8 @@ def test_sparse_mla_over_packed_latents(case: Case, monkeypatch: pytest.MonkeyPa
     assert operators.num_schedules == (1 if len(q) else 0), (
         "a schedule serves every call of a shape"
     )
-    monkeypatch.setattr(flashmla, "MOST_DECODE_ROWS", 2)  # many rows, over a small pool
+    monkeypatch.setattr(flashmla, "MOST_DECODE_ROWS", 2)  # the way of many rows
     checked("flashmla", adapter.kernels(), "sparse_mla", case)
-    monkeypatch.setattr(flashmla, "UNPACKED_PER_ROW", 0)  # and over a large one
-    checked("flashmla", adapter.kernels(), "sparse_mla", case)
-
-
-@pytest.mark.parametrize(
-    ("num_rows", "num_pages", "pays"),
-    [(256, 1, False), (257, 1, True), (300, 2343, True), (300, 2344, False), (99999, 8193, False)],
-)
-def test_a_pool_is_unpacked_for_many_rows_if_it_is_small(
-    num_rows: int, num_pages: int, pays: bool
-) -> None:
-    query = torch.empty(num_rows, 64, 1, device="meta")
-    pool = Fp8LatentLayout(512, 64).allocate(num_pages, 64)
-    assert flashmla.pays_to_unpack(query, pool) is pays
 
 
 def test_schedules_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

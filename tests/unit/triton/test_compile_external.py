@@ -21,6 +21,7 @@ finally:
 KINDS = {
     **dict.fromkeys(("x", "weights", "latent", "rope", "query", "out"), "*bf16"),
     **{"place": "*i64", "ids": "*i64", "mixed": "*bf16"},
+    **{"pages": "*i32", "request": "*i32", "tables": "*i32"},
     **{"codes": "*u8", "scales": "*fp32", "scores": "*fp32", "lse": "*fp32"},
     **{"slots": "*i64", "lists": "*i32", "count": "*i32", "visible": "*i32", "factor": "fp32"},
 }
@@ -34,6 +35,7 @@ CONSTANTS = {
     },
     "_lists": {"HELD": 2048, "BLOCK": launches.TAIL},
     "_hide": {"BLOCK": launches.TAIL},
+    "_tables": {"PAGE": 64, "BLOCK": launches.PAGES},
     "_mix": {"K": 8, "BLOCK": launches.TAIL},
     "_clear": {"H": 128, "HP": 128, "WIDTH": 128 * 128, "BLOCK": launches.TAIL},
 }

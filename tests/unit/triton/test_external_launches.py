@@ -93,3 +93,14 @@ def test_rows_are_mixed_and_holes_not_read() -> None:
         ]
     )
     torch.testing.assert_close(found.float(), expected, atol=1e-6, rtol=2.0**-8)
+
+
+def test_page_tables_by_row_reach_as_far_as_rows_do() -> None:
+    pages = torch.randint(1, 99, (3, 600), dtype=torch.int32)[:, :520]
+    request = torch.tensor([2, -1, 0, 1, 1], dtype=torch.int32)
+    count = torch.tensor([520 * 64, 0, 1, 64 * 256, 64 * 256 + 1], dtype=torch.int32)
+    found = launches.pages_of_rows(pages, request, count, 64)
+    assert found.shape == (5, 520)
+    for row, (owner, length) in enumerate(zip(request.tolist(), count.tolist(), strict=True)):
+        reach = -(-length // 64)
+        assert torch.equal(found[row, :reach], pages[owner, :reach])

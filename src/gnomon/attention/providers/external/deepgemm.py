@@ -183,7 +183,7 @@ class DeepGemm:
             return q.new_empty((q.shape[0], width), dtype=torch.float32)
         pages = rows.pages[:, : -(-width // PAGE_SIZE)]
         if rows.request is not None:
-            pages = pages.index_select(0, rows.request.clamp_min(0))
+            pages = pages_of_rows(pages, rows.request, count)
         return self._paged(query_codes(q, weights, scale), pool, pages, count)[:, :width]
 
     def linear_fp8(
@@ -233,6 +233,15 @@ def hide_tails(scores: Tensor, count: Tensor) -> Tensor:
         return launches.hide_tails(scores, count)
     columns = torch.arange(scores.shape[1], device=scores.device)
     return scores.masked_fill_(columns >= count[:, None], -math.inf)
+
+
+def pages_of_rows(pages: Tensor, request: Tensor, count: Tensor) -> Tensor:
+    """[M, P] of pages [B, P] int32: row m's are those of request[m], as far as count[m] reaches."""
+    if pages.is_cuda:
+        from gnomon.attention.providers.external import launches
+
+        return launches.pages_of_rows(pages, request, count, PAGE_SIZE)
+    return pages.index_select(0, request.clamp_min(0))
 
 
 def _pages_of(pool: PagedPool) -> Tensor:

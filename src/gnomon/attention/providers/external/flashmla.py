@@ -3,9 +3,9 @@
 In:  what sparse_mla takes (spec/attention.py). Out: (out, lse) as there.
 Contract of the library: kernels.md §1.1 and §1.2. Heads are 64 or 128 and lists whole blocks, so
 operands pass through padding.py: 16 heads cost what 64 do. The fp8 kernel has no list lengths: a
-short row costs what a full one does; prefill over a pool that is not large unpacks the pool and
-takes the bf16 kernel. Scales of a cache entry are read in bf16, exact for powers of
-two, which is what our layout writes.
+short row costs what a full one does. Where it pays, prefill unpacks the step's context first
+(ops/workspace.py) and comes here with a plain pool. Scales of a cache entry are read in bf16: exact
+for powers of two, which is what our layout writes.
 Found as `flash_mla`, as vLLM's `_flashmla_C.abi3.so`, or in --provider-path.
 """
 
@@ -37,10 +37,6 @@ PREFILL_BLOCK = 128  # keys: two blocks of 64 an iteration
 DECODE_BLOCK = 64
 MOST_DECODE_ROWS = 256  # rows up to here are requests of their own, split over SMs by a schedule
 MOST_SCHEDULES = 64
-# Packed pools are unpacked for prefill where that is quicker: on an H200 a row of 128 heads takes
-# 0.62 us less by the bf16 kernel (618 TFLOP/s, the packed one 370), and unpacking a slot 0.5 ns.
-UNPACKED_PER_ROW = 1000
-MOST_UNPACKED = 1 << 19  # slots: 576 MiB of scratch
 URL = "https://github.com/deepseek-ai/FlashMLA"
 
 REQUIREMENTS = {
@@ -101,10 +97,9 @@ class FlashMla:
         if q_latent.shape[0] == 0:
             return no_rows(q_latent)
         query, num_heads = pad_query(q_latent, q_rope), q_latent.shape[1]
-        if isinstance(pool.layout, PlainLayout) or pays_to_unpack(query, pool):
-            entries = pool.typed() if isinstance(pool.layout, PlainLayout) else unpacked(pool)
-            lists = pad_lists(slots, PREFILL_BLOCK)
-            out, lse = self._library.prefill(query, entries[:, None], lists[:, None], scale, count)
+        if isinstance(pool.layout, PlainLayout):
+            entries, lists = pool.typed()[:, None], pad_lists(slots, PREFILL_BLOCK)
+            out, lse = self._library.prefill(query, entries, lists[:, None], scale, count)
         else:
             out, lse = self._packed(query, pool, pad_lists(slots, DECODE_BLOCK), scale)
         return own_results(out, lse, num_heads)
@@ -127,24 +122,6 @@ class FlashMla:
             if len(self._schedules) > MOST_SCHEDULES:
                 self._schedules.popitem(last=False)
         return out[:, 0], lse[:, :, 0]
-
-
-def pays_to_unpack(query: Tensor, pool: PagedPool) -> bool:
-    """Whether many rows over a small pool are faster by the bf16 kernel, its unpacking included."""
-    num_rows, num_heads, _ = query.shape
-    if num_rows <= MOST_DECODE_ROWS or pool.num_slots > MOST_UNPACKED:
-        return False
-    return pool.num_slots <= UNPACKED_PER_ROW * num_rows * num_heads // 128
-
-
-def unpacked(pool: PagedPool) -> Tensor:
-    """All entries of a packed pool in bf16 [slots, 576]: exact, e4m3 times powers of two."""
-    pages = torch.arange(pool.num_pages, dtype=torch.int32, device=pool.device)
-    if pool.device.type == "cuda":
-        from gnomon.attention.providers.triton.cache_gather import context_gather
-
-        return context_gather(pool, pages, 0, pool.num_slots)
-    return pool.layout.gather_range(pool, pages, 0, pool.num_slots)
 
 
 def flashmla_provider(places: Places) -> ExternalProvider:

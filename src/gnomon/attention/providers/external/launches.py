@@ -4,7 +4,7 @@ In:  operands as the operators get them, any strides. Out: operands as the libra
 `codes_of_rows`: e4m3 codes and scales of values that hold them exactly (codes.py says what).
 `packed_query`, `packed_lists`: padding.py's pads. `hide_tails`, `clear_blind`: −inf behind a row's
 keys, and 0 and −inf for rows that see nothing, touching only what changes. `mixed_rows`: weighted
-sums of rows that experts computed.
+sums of rows that experts computed. `pages_of_rows`: page tables by row.
 Imported only where a tensor is on a GPU; nothing here waits for it.
 """
 
@@ -27,6 +27,7 @@ from gnomon.attention.providers.triton.language import (
 ROWS = 16
 HEADS = 4
 TAIL = 2048
+PAGES = 256
 
 
 @triton.jit
@@ -162,6 +163,30 @@ def clear_blind(out: Tensor, lse: Tensor, visible: Tensor) -> None:
         out, lse, visible, out.stride(0), lse.stride(0), lse.stride(1),
         H=num_heads, HP=padded(num_heads), WIDTH=num_heads * dim, BLOCK=TAIL,
     )  # fmt: skip
+
+
+@triton.jit
+def _tables(pages, request, count, tables, P_ROW, WIDTH, PAGE: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    first = tl.program_id(1) * BLOCK
+    if first * PAGE < tl.load(count + row):
+        owner = tl.maximum(tl.load(request + row), 0).to(tl.int64)
+        column = first + tl.arange(0, BLOCK)
+        mask = column < WIDTH
+        tl.store(
+            tables + row * WIDTH + column, tl.load(pages + owner * P_ROW + column, mask=mask), mask
+        )
+
+
+def pages_of_rows(pages: Tensor, request: Tensor, count: Tensor, page_size: int) -> Tensor:
+    """[M, P] of pages [B, P]: of request[m], written as far as count[m] entries reach."""
+    num_rows, width = request.shape[0], pages.shape[1]
+    tables = torch.empty((num_rows, width), dtype=torch.int32, device=pages.device)
+    grid = (num_rows, triton.cdiv(width, PAGES))
+    _tables[grid](
+        pages, request, count, tables, pages.stride(0), width, PAGE=page_size, BLOCK=PAGES
+    )
+    return tables
 
 
 @triton.jit
