@@ -40,13 +40,17 @@ SEARCHES = {
     "many, free": topk.Search(4096, 4096, 4096, 8, 2),
     "many, 80": topk.Search(4096, 4096, 4096, 8, 3, 80),
     "many, 2048": topk.Search(4096, 4096, 2048, 8, 4, 64),
-    "many, 16 warps": topk.Search(4096, 4096, 8192, 16, 2, 64),
-    "many, 4 warps": topk.Search(4096, 4096, 2048, 4, 8, 64),
-    "long": topk.Search(8192, 8192, 8192, 16, 1),
-    "long, 32 warps": topk.Search(8192, 8192, 16_384, 32, 1),
-    "long, 32 warps, 8192": topk.Search(8192, 8192, 8192, 32, 1),
-    "short sample": topk.Search(8192, 4096, 8192, 16, 1),
-    "4096": topk.Search(4096, 4096, 8192, 16, 1),
+    "many, chunk 2048": topk.Search(4096, 4096, 4096, 8, 4, 64, 2048),
+    "many, 8192": topk.Search(8192, 4096, 4096, 16, 2, 64, 2048),
+    "many, 8192, 8 warps": topk.Search(8192, 4096, 4096, 8, 2, None, 2048),
+    "many, 8192, free": topk.Search(8192, 4096, 4096, 16, 1, None, 2048),
+    "few": topk.Search(8192, 8192, 8192, 16, 1, chunk=2048),
+    "few, chunk 1024": topk.Search(8192, 8192, 8192, 16, 1, chunk=1024),
+    "few, 32 warps": topk.Search(8192, 8192, 16_384, 32, 1, chunk=2048),
+    "few, 32 warps, 8192": topk.Search(8192, 8192, 8192, 32, 1, chunk=2048),
+    "few, sample 4096": topk.Search(8192, 4096, 8192, 16, 1, chunk=2048),
+    "few, cap 4096": topk.Search(4096, 4096, 8192, 16, 1, chunk=2048),
+    "few, 8 warps": topk.Search(8192, 4096, 8192, 8, 1, chunk=2048),
 }
 KNOWN = {  # µs, anchors_h200.json
     "flat 2048 x 65536 H64": 2222.9,
@@ -214,7 +218,7 @@ def best_cell(num_rows: int, num_keys: int) -> None:
     out = topk.topk_slots(scores, count, 2048, False, rows)
     calls: dict[str, Call] = {}
     for name, search in SEARCHES.items():
-        if name.startswith("many") == (num_rows > 200):
+        if name.startswith("many") == (num_rows > 300):
             calls[name] = lambda s=search: topk._launch(scores, count, 2048, out, rows, s)
     calls["no slots, as chosen"] = lambda: topk.topk(scores, count, 2048)
     correlated = scores.cumsum(1).mul_(0.01).add_(scores)
@@ -237,6 +241,9 @@ def best() -> None:
         (1, 131_072),
         (256, 32_768),
         (16, 32_768),
+        (8192, 8192),
+        (64, 8192),
+        (1, 8192),
     ):
         best_cell(*shape)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from gnomon.attention.axes import RowAxis
 from gnomon.attention.dispatch import KernelSet, OpNeed, Provider, Verdict
 from gnomon.attention.layouts import PagedPool
-from gnomon.attention.ops.values import IndexTransform, RopeRows
+from gnomon.attention.ops.values import IndexTransform, RopeRows, TopK
 from gnomon.attention.spec import OpSpec, Scale, check_provider
 
 
@@ -29,6 +29,9 @@ def on_device(value: Any, device: str) -> Any:
     if isinstance(value, RopeRows):
         turns = value.cos.to(device), value.sin.to(device)
         return RopeRows(value.axis, *turns, value.is_interleaved)
+    if isinstance(value, TopK):
+        parts = value.ids, value.count, value.margin, value.nan_rows, value.slots
+        return TopK(*(on_device(part, device) for part in parts))
     if isinstance(value, IndexTransform):
         norm = value.norm_weight.to(device), value.norm_bias.to(device)
         return IndexTransform(*norm, value.norm_eps, value.has_hadamard)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -68,8 +67,9 @@ def paged(dtype: str, heads: int, kind: str, arch: int = 90) -> Build:
 def best(sizes: Search, is_fused: bool, arch: int = 90) -> Build:
     """topk_kernel for k 2048, alone or with slots."""
     cap, sample, block = sizes.cap, sizes.sample, sizes.block
-    constants = {"K": 2048, "CAP": cap, "SAMPLE": sample, "TARGET": math.sqrt(2048 * cap)}
-    constants |= {"BLOCK": block, "PAGE": 64 if is_fused else 1, "LOOKS": not is_fused}
+    constants = {"K": 2048, "CAP": cap, "SAMPLE": sample, "TARGET": sizes.target(2048, 65_536)}
+    constants |= {"BLOCK": block, "CHUNK": sizes.chunk, "LIST": sizes.chunk}
+    constants |= {"PAGE": 64 if is_fused else 1, "LOOKS": not is_fused}
     optional = {"slots_ptr": "*i64", "pages_ptr": "*i32", "request_ptr": "*i32"}
     signature = {
         "scores_ptr": "*fp32",
@@ -115,6 +115,7 @@ BUILDS = {
     "paged fp8 64": (paged("fp8", 64, "codes"), "m64n64k32"),
     "paged fp8 32": (paged("fp8", 32, "codes"), "m64n32k32"),
     "paged bf16": (paged("bf16", 64, "plain"), "m64n64k16"),
+    "top-k of many short rows": (best(search_for(2048, 4096, 8192, 132), True), ""),
     "top-k of many rows": (best(search_for(2048, 4096, 65_536, 132), False), ""),
     "top-k of many long rows": (best(search_for(2048, 4096, 131_072, 132), True), ""),
     "top-k of few rows": (best(search_for(2048, 64, 131_072, 132), True), ""),

@@ -4,16 +4,17 @@ In:  what select.py has: fusions (ops/fusions.py), queries, pool, geometry, the 
 Out: the same ids, margins and flags as from the parts, and the slots of the ids, so that attention
      converts nothing. No host waits, no shape hangs on a device value: it can be captured.
 Which rows: those of a run are scored and cut; a run's row that sees at most K keys gets them all
-     without scores. Rows of no run get theirs first, with one launch for all rows.
+     without scores. Rows of no run get theirs first.
 Not here: runs whose keys come in several chunks (select.py), kernels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from gnomon.attention.geometry import PageTable
@@ -54,14 +55,37 @@ def select_fused(source: FusedSource, lists: ListPlan, width: int, want_margin: 
     is_one_run = len(lists.runs) == 1 and lists.runs[0].rows is None
     if is_one_run:
         return _run(source, lists.runs[0], (width, want_margin), None)
-    rows = RowPages(source.table.pages, source.request, source.table.page_size)
-    whole: TopK = topk(None, lists.count, width, want_margin, rows)
+    whole = _empty(source, width, want_margin)
+    for rows in _unscored(lists, source.request.shape[0]):
+        pages = RowPages(source.table.pages, source.request[rows], source.table.page_size)
+        topk(None, lists.count[rows], width, want_margin, pages, _view(whole, rows))
     for run in lists.runs:
         if isinstance(run.rows, Tensor):
             _put(run.rows, whole, _run(source, run, (width, want_margin), None))
         else:
             _run(source, run, (width, want_margin), _view(whole, run.rows or slice(None)))
     return whole
+
+
+def _empty(source: FusedSource, width: int, want_margin: bool) -> TopK:
+    num_rows, device = source.request.shape[0], source.request.device
+    return TopK(
+        torch.empty((num_rows, width), dtype=torch.int32, device=device),
+        torch.empty(num_rows, dtype=torch.int32, device=device),
+        torch.empty(num_rows, dtype=torch.float32, device=device) if want_margin else None,
+        torch.empty(num_rows, dtype=torch.bool, device=device),
+        torch.empty((num_rows, width), dtype=torch.int64, device=device),
+    )
+
+
+def _unscored(lists: ListPlan, num_rows: int) -> Iterator[slice]:
+    """Rows of no run, as slices; runs of scattered rows are taken for none (they write later)."""
+    begin = 0
+    taken = [run.rows for run in lists.runs if isinstance(run.rows, slice)]
+    for rows in (*sorted(taken, key=lambda rows: rows.start), slice(num_rows, num_rows)):
+        if rows.start > begin:
+            yield slice(begin, rows.start)
+        begin = max(begin, rows.stop)
 
 
 def _run(source: FusedSource, run: ScoreRun, wanted: tuple[int, bool], out: TopK | None) -> TopK:

@@ -25,14 +25,16 @@ from gnomon.errors import UnsupportedError
 
 WORD = 32
 MOST = 4096  # k; candidates of a row are kept in registers
-LONG = 65_536  # columns: beyond, more candidates are kept, for the sample is thinner
+SHORT = 8192  # columns of a row that is held whole
+LONG = 131_072  # columns: beyond, more candidates are wished for, as the sample is thinner
 
 
 @dataclass(frozen=True, slots=True)
 class Search:
     """``cap``: candidates kept; ``sample``: columns looked at first; ``block``: columns a step.
 
-    Powers of two; k < cap, sample <= cap. ``programs`` a multiprocessor; ``registers`` a thread.
+    Powers of two; k < cap <= 16,384, sample <= cap. ``programs`` a multiprocessor; ``registers`` a
+    thread; ``chunk``: words counted or columns gathered at once.
     """
 
     cap: int
@@ -41,13 +43,21 @@ class Search:
     warps: int
     programs: int
     registers: int | None = None
+    chunk: int = 1024
+
+    def target(self, k: int, num_columns: int) -> float:
+        """How many columns a guess should let pass, between k and ``cap``."""
+        few = min(self.cap, padded(2 * k, 1024))
+        return math.sqrt(k * (few if num_columns <= LONG else self.cap))
 
 
 def search_for(k: int, num_rows: int, num_columns: int, processors: int) -> Search:
     """Sizes for a shape: few rows get large blocks, many rows several programs at once."""
-    cap = padded(2 * k, 1024) * (2 if num_columns > LONG and k < MOST else 1)
+    cap = padded(2 * k, 1024)
     if num_rows <= 2 * processors:
-        return Search(cap, min(cap, 8192), 8192, 16, 1)
+        return Search(max(cap, SHORT), min(max(cap, 4096), SHORT), SHORT, 16, 1, chunk=2048)
+    if num_columns <= SHORT:
+        return Search(max(cap, SHORT), 4096, 4096, 16, 2, 64, 2048)
     return Search(cap, min(cap, 4096), 4096, 8, 4, 64)
 
 
@@ -133,8 +143,10 @@ def _launch(
         K=k,
         CAP=sizes.cap,
         SAMPLE=sizes.sample,
-        TARGET=math.sqrt(k * sizes.cap),
+        TARGET=sizes.target(k, num_columns),
         BLOCK=sizes.block,
+        CHUNK=sizes.chunk,
+        LIST=min(padded(k), sizes.chunk),
         PAGE=1 if rows is None else rows.page_size,
         LOOKS=rows is None,
         num_warps=sizes.warps,

@@ -53,12 +53,6 @@ def score_of(key):
 
 
 @triton.jit
-def middle(low, high):
-    """(low + high) // 2 without overflow."""
-    return (low >> 1) + (high >> 1) + (low & high & 1)
-
-
-@triton.jit
 def half_counts(word):
     """Bits set in each 2, 4, 8 and 16 bits of uint32 words."""
     pairs = (word & 0x55555555) + ((word >> 1) & 0x55555555)
@@ -150,26 +144,11 @@ def mark_scores(row_ptr, length, pivot, words_ptr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def mark_best(
-    source, length, low, words_ptr, ties_ptr, IS_SCORES: tl.constexpr, BLOCK: tl.constexpr
-):
-    """Bits of the columns whose key is above ``low``, and in ties of those whose key equals it.
-
-    source: fp32 scores if IS_SCORES, else int32 keys.
-    """
-    group, lane = hidden_zero(length) + tl.arange(0, BLOCK // WORD), tl.arange(0, WORD)
-    bit = (tl.full([WORD], 1, tl.int32) << lane)[None, :]
-    for start in range(0, length, BLOCK):
-        column = start + group[:, None] * WORD + lane[None, :]
-        inside = column < length
-        key = tl.load(source + column, mask=inside, other=0)
-        if IS_SCORES:
-            key = sort_key(key)
-        at = start // WORD + group
-        above = tl.sum(tl.where((key > low) & inside, bit, 0), 1)
-        ties = tl.sum(tl.where((key == low) & inside, bit, 0), 1)
-        tl.store(words_ptr + at, above, mask=at * WORD < length)
-        tl.store(ties_ptr + at, ties, mask=at * WORD < length)
+def mark_keys(keys, group, low, words_ptr, ties_ptr):
+    """Bits of the keys [words, WORD] above ``low`` and, in ties, of those equal to it."""
+    bit = (tl.full([WORD], 1, tl.int32) << tl.arange(0, WORD))[None, :]
+    tl.store(words_ptr + group, tl.sum(tl.where(keys > low, bit, 0), 1))
+    tl.store(ties_ptr + group, tl.sum(tl.where(keys == low, bit, 0), 1))
 
 
 @triton.jit
