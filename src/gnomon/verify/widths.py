@@ -20,7 +20,7 @@ from gnomon.errors import ConfigError
 from gnomon.models.random_spec import RANDOM_PREFIX, parse_random_spec
 from gnomon.models.sources import parse_model_spec
 
-PUBLISHED = (LatentDims(512, 64), LatentDims(512, 0))
+PUBLISHED = (LatentDims(512, 64),)  # no family here lacks rotary columns
 INDEX_KEY_WIDTH = 128
 
 

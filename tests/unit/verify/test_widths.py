@@ -44,6 +44,11 @@ def test_what_the_user_gave_stays() -> None:
         Context(settings).survey()
 
 
+def test_layouts_of_models_without_rope_are_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="'fp8_ds_mla_528' is not available"):
+        Context(VerifySettings.of(kv_layout="fp8_ds_mla_528")).survey()
+
+
 def test_unknown_layouts_are_left_to_the_engine() -> None:
     assert widths_for("random:deepseek_v32", {}, "fp8_ds_mla_657") == {}
     with pytest.raises(ConfigError, match="'fp8_ds_mla_657' is not available"):
