@@ -3,9 +3,10 @@
 In:  float32 logits [M, V] and, per row, the request and the position of the token to sample.
 Out: SampledRows: token ids, log-probabilities where asked for, and for each row whose logits
      hold NaN or have no finite maximum the reason; its request fails alone.
-Greedy rows take the argmax, ties to the lower id, and nothing else is computed for them.
-Two halves: `launch` queues the work on the device and waits for nothing, as long as every row is
-greedy; `PendingSample.finish` takes what has come to the host. `sample` is one after the other.
+How a token is chosen: sampling_draw.py.
+Two halves: `launch` queues the work on the device and waits for nothing, unless a row has top-p or
+min-p without a short top-k; `PendingSample.finish` takes what has come to the host. `sample` is
+one after the other. Rows that ask for nothing but a token cost no turn of a Python loop.
 The sampler owns the SamplingState of every live request: made at its first sample, gone with
 `drop` when the request is finished; preemption in between changes nothing.
 Not here: whether the token ends the request (scheduler), speculation.
@@ -23,9 +24,8 @@ from torch import Tensor
 from gnomon.attention.upload import upload
 from gnomon.engine.landing import Landing
 from gnomon.engine.messages import EngineRequest, TokenLogprobs
-from gnomon.engine.sampling_draw import Filters, draw
+from gnomon.engine.sampling_draw import Wishes, choose
 from gnomon.engine.sampling_logprobs import token_logprobs
-from gnomon.engine.sampling_noise import uniforms
 from gnomon.engine.sampling_state import EditRow, SamplingState, edit_logits
 
 
@@ -51,22 +51,16 @@ class PendingSample:
     """Tokens that are, or are being, sampled on the device. `finish` it once, in order of steps."""
 
     token_ids: Tensor  # [M] int64
-    greatest: Tensor  # [M] maximum of the edited logits
+    greatest: Tensor  # [M] float64: maximum of the edited logits
     scored: Tensor  # raw logits [m, V] of the rows that ask for log-probabilities, a copy
     states: tuple[SamplingState, ...]
 
     def finish(self, token_ids: NDArray[np.int64], greatest: NDArray[np.float64]) -> SampledRows:
         """What the host learns of it, and the counts of the tokens; both arrays [M]."""
-        errors = tuple(
-            None
-            if np.isfinite(value)
-            else f"the logits of this row have the maximum {value}: no token is likeliest"
-            for value in greatest.tolist()
-        )
-        chosen = token_ids.tolist()
-        for state, token_id, error in zip(self.states, chosen, errors, strict=True):
-            if state.counts is not None and error is None:
-                state.counts.add(token_id)
+        chosen, errors = token_ids.tolist(), _errors(greatest)
+        for row, state in enumerate(self.states):
+            if state.counts is not None and errors[row] is None:
+                state.counts.add(chosen[row])
         logprobs = _logprobs(self.scored, self.token_ids, self.states, errors)
         return SampledRows(tuple(chosen), logprobs, errors)
 
@@ -102,55 +96,57 @@ class Sampler:
 
     def launch(self, logits: Tensor, rows: Sequence[SampleRow]) -> PendingSample:
         """Queue the sampling of one token per row of logits [M, V], which is not changed."""
-        states = tuple(self._state(row.request) for row in rows)
-        positions = [row.position for row in rows]
-        if not rows:
-            nothing = logits.new_empty(0)
-            return PendingSample(nothing.long(), nothing, logits, states)
+        states = tuple([self._state(row.request) for row in rows])
         asked = _asked(states)
         scored = logits[:0]
         if asked:  # the logits' memory may be another step's by the time of finish()
             scored = logits.index_select(0, upload([np.array(asked)], logits.device)[0])
         edits = [
-            EditRow(index, position, state)
-            for index, (state, position) in enumerate(zip(states, positions, strict=True))
-            if state.has_edits(position)
+            EditRow(index, rows[index].position, state)
+            for index, state in enumerate(states)
+            if state.may_edit and state.has_edits(rows[index].position)
         ]
         edited = logits
         if edits:
             edited = logits.clone()
             edit_logits(edited, edits)
-        greatest = edited.amax(dim=-1)  # NaN anywhere in a row makes its maximum NaN
-        chosen = edited.argmax(dim=-1)
-        random_rows = [index for index, state in enumerate(states) if not state.is_greedy]
-        if random_rows:
-            is_all = len(random_rows) == len(rows)
-            (index,) = upload([np.array(random_rows)], logits.device)
-            settings = [(states[row], positions[row]) for row in random_rows]
-            picked = edited if is_all else edited[index]
-            chosen[index] = draw(picked, _filters(settings, picked))
-        return PendingSample(chosen, greatest, scored, states)
+        chosen = choose(edited, _wishes(states, [row.position for row in rows]))
+        return PendingSample(chosen.token_ids, chosen.greatest, scored, states)
 
 
-def _filters(settings: Sequence[tuple[SamplingState, int]], logits: Tensor) -> Filters:
-    """Filters and noise of the rows that are drawn, as tensors beside `logits`."""
-    num_tokens, device = logits.shape[-1], logits.device
-    params = [state.params for state, _ in settings]
-    noise = uniforms(
-        [state.seed for state, _ in settings],
-        [position for _, position in settings],
-        [state.choice for state, _ in settings],
+def _wishes(states: Sequence[SamplingState], positions: Sequence[int]) -> Wishes | None:
+    """What the rows wish, None if all are greedy."""
+    if all([state.is_greedy for state in states]):
+        return None
+    table = np.array([state.wishes for state in states]).T
+    temperature, top_k, top_p, min_p = table.copy()
+    return Wishes(
+        temperature=temperature,
+        seed=np.array([state.seed for state in states], dtype=np.uint64),
+        position=np.array(positions, dtype=np.int64),
+        choice=np.array([state.choice for state in states], dtype=np.int64),
+        top_k=top_k.astype(np.int64),
+        top_p=top_p,
+        min_p=min_p,
     )
-    floats = np.array([(p.temperature, p.top_p, p.min_p) for p in params]).T.copy()
-    top_k = np.array([p.top_k if 0 < p.top_k < num_tokens else num_tokens for p in params])
-    placed, top_k_there, uniform = upload([floats, top_k, noise], device)
-    temperature, top_p, min_p = placed.unbind(0)
-    return Filters(temperature, top_k_there, top_p, min_p, uniform)
+
+
+def _errors(greatest: NDArray[np.float64]) -> tuple[str | None, ...]:
+    """Why rows of these maxima must fail."""
+    is_finite = np.isfinite(greatest)
+    if is_finite.all():
+        return (None,) * len(greatest)
+    return tuple(
+        None
+        if is_good
+        else f"the logits of this row have the maximum {value}: no token is likeliest"
+        for value, is_good in zip(greatest.tolist(), is_finite.tolist(), strict=True)
+    )
 
 
 def _asked(states: Sequence[SamplingState]) -> list[int]:
     """Rows whose requests ask for log-probabilities."""
-    return [row for row, state in enumerate(states) if state.params.logprobs is not None]
+    return [row for row, state in enumerate(states) if state.has_logprobs]
 
 
 def _logprobs(
@@ -161,6 +157,8 @@ def _logprobs(
 ) -> tuple[TokenLogprobs | None, ...]:
     """Log-probabilities under the raw logits `scored` of the rows that ask for them."""
     found: list[TokenLogprobs | None] = [None] * len(states)
+    if not scored.shape[0]:
+        return tuple(found)
     asked = [(place, row) for place, row in enumerate(_asked(states)) if errors[row] is None]
     if asked:
         places, rows = upload(

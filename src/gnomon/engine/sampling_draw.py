@@ -1,87 +1,108 @@
-"""Draw one token per row: temperature, top-k, min-p, top-p, then the inverse of the CDF.
+"""Choose one token per row: the best one, or the winner of a race with counter-based noise.
 
-In:  float32 logits [M, V], already penalised; per row a temperature
-     > 0, top-k (0 or less = off), top-p in (0, 1], min-p in [0, 1], one uniform number in [0, 1).
-Out: int64 [M] token ids; of a row without a finite maximum any id.
-Maths: the kept tokens are a prefix of the order "probability descending, then token id":
-top-k keeps k of them; min-p those of at least min_p times the greatest probability; top-p,
-taken over what these two left, the shortest prefix whose mass reaches top_p. The token drawn is
-the first whose cumulative mass exceeds uniform × kept mass. Mass is float64. A small uniform
-number gives a likely token whatever the filters are, which keeps seeds comparable across them.
-Cost: the order is needed only up to the drawn token, so a row first looks at its `NUM_LEADING`
-best and sorts the whole vocabulary only if the draw, or a filter's edge, lies beyond.
+In:  float32 logits [M, V], already penalised; `Wishes` of the rows, None if all are greedy.
+Out: Chosen: int64 token ids (any valid id for a row without a finite maximum) and, float64, the
+     maximum of each row of logits, NaN if the row holds NaN.
+Maths: a row of temperature 0 takes its greatest logit. Another takes the greatest
+logit + temperature · gumbel(seed, position, choice, token) among the tokens that its filters keep
+(sampling_filters.py), which is a draw from the softmax of logits / temperature over those tokens
+(the Gumbel-max trick; the same as a race of exponential clocks). Ties go to the lower id. Every
+token's number is its own: no order, no sum, so neither mates nor the device can move a draw, and
+filters and temperatures leave the noise as it is. Sums are float64.
+On a GPU two launches do it for all rows (sampling_triton.py); only filtered rows are sorted.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from gnomon.engine.sampling_order import leading_tokens
-
-NUM_LEADING = 256
+from gnomon.attention.upload import upload
+from gnomon.engine.sampling_filters import NUM_LEADING, Filters, last_kept
+from gnomon.engine.sampling_noise import gumbels
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Filters:
-    """What to keep of each row's distribution, and the noise that picks from it."""
+class Wishes:
+    """What each of M rows wishes, on the host. Of greedy rows all but the temperature is unread."""
 
-    temperature: Tensor  # [M] float64, > 0
-    top_k: Tensor  # [M] int64, V where it is off
-    top_p: Tensor  # [M] float64
-    min_p: Tensor  # [M] float64
-    uniform: Tensor  # [M] float64
-
-    def rows(self, index: Tensor) -> Filters:
-        """The filters of the given rows only."""
-        return Filters(
-            self.temperature[index],
-            self.top_k[index],
-            self.top_p[index],
-            self.min_p[index],
-            self.uniform[index],
-        )
+    temperature: NDArray[np.float64]  # 0: greedy
+    seed: NDArray[np.uint64]
+    position: NDArray[np.int64]
+    choice: NDArray[np.int64]
+    top_k: NDArray[np.int64]  # 0 or less: off
+    top_p: NDArray[np.float64]
+    min_p: NDArray[np.float64]
 
 
-def draw(logits: Tensor, filters: Filters) -> Tensor:
-    """One token id per row (module docstring)."""
-    token_ids, is_settled = _draw_leading(logits, filters, NUM_LEADING)
-    if not bool(is_settled.all()):
-        rest = (~is_settled).nonzero().squeeze(-1)
-        token_ids[rest] = _draw_leading(logits[rest], filters.rows(rest), logits.shape[-1])[0]
-    return token_ids
+@dataclass(frozen=True, slots=True, eq=False)
+class Chosen:
+    """Module docstring."""
+
+    token_ids: Tensor  # [M] int64
+    greatest: Tensor  # [M] float64
 
 
-def _draw_leading(logits: Tensor, filters: Filters, width: int) -> tuple[Tensor, Tensor]:
-    """Token ids [M] and whether the first `width` tokens of the order were enough to know them."""
-    num_tokens = logits.shape[-1]
-    width = min(width, num_tokens)
-    exponent = (logits.double() - logits.amax(-1, keepdim=True)) / filters.temperature[:, None]
-    weights = exponent.exp_()
-    weights = weights.masked_fill_(weights < filters.min_p[:, None], 0.0)
-    ids = leading_tokens(logits, width)
-    column = torch.arange(width, device=logits.device)
-    leading = weights.gather(-1, ids)
-    leading = leading.masked_fill_(column >= filters.top_k[:, None], 0.0)
+@dataclass(frozen=True, slots=True, eq=False)
+class Cut:
+    """Where each row's kept tokens end: logits above, and equal ones up to a token id, are kept."""
 
-    total = weights.sum(-1)
-    mass = leading.cumsum(-1)
-    # Closed: every token that top-k and min-p keep is among the leading ones.
-    is_closed = (filters.top_k <= width) | (leading[:, -1] == 0.0)
-    is_known = is_closed | (filters.top_k >= num_tokens)
-    total = torch.where(is_closed, mass[:, -1], total)
+    logit: Tensor  # [M] float32, −inf where nothing is filtered
+    token_id: Tensor  # [M] int64, V where nothing is filtered
 
-    has_top_p = filters.top_p < 1.0
-    cut = filters.top_p * total
-    edge = (mass < cut[:, None]).sum(-1).clamp_(max=width - 1)
-    kept = torch.where(has_top_p, mass.gather(-1, edge[:, None]).squeeze(-1), total)
-    is_known &= is_closed | ~has_top_p | (mass[:, -1] >= cut)
 
-    index = (mass <= (filters.uniform * kept)[:, None]).sum(-1)
-    is_settled = is_known & (is_closed | (index < width))
-    last = (leading > 0.0).sum(-1) - 1  # rounding may carry the product one token too far
-    last = torch.where(has_top_p, torch.minimum(last, edge), last)
-    index = torch.minimum(index, last).clamp_min_(0)  # a row of NaN has no last: any will do
-    return ids.gather(-1, index[:, None]).squeeze(-1), is_settled
+def choose(logits: Tensor, wishes: Wishes | None) -> Chosen:
+    """One token per row (module docstring). Waits for the device only to filter a long tail."""
+    cut = None if wishes is None else _cut(logits, wishes)
+    if logits.is_cuda:
+        from gnomon.engine.sampling_triton import race  # triton has no place on other machines
+
+        return race(logits, wishes, cut)
+    chosen = logits.argmax(dim=-1)
+    if wishes is not None:
+        rows = np.flatnonzero(wishes.temperature > 0)
+        (index,) = upload([rows], logits.device)
+        chosen[index] = _winners(logits[index], wishes, rows, cut)
+    return Chosen(chosen, logits.amax(dim=-1).double())  # NaN in a row makes its maximum NaN
+
+
+def _winners(logits: Tensor, wishes: Wishes, rows: NDArray[np.int64], cut: Cut | None) -> Tensor:
+    """Token ids [m] of `rows`, whose logits are given."""
+    num_tokens, device = logits.shape[-1], logits.device
+    noise = gumbels(wishes.seed[rows], wishes.position[rows], wishes.choice[rows], num_tokens)
+    noise *= wishes.temperature[rows, None]
+    index, added = upload([rows, noise], device)
+    score = added.add_(logits)
+    if cut is not None:
+        edge = cut.logit[index, None]
+        ids = torch.arange(num_tokens, device=device)
+        is_kept = (logits > edge) | ((logits == edge) & (ids <= cut.token_id[index, None]))
+        score.masked_fill_(~is_kept, -math.inf)
+    return score.argmax(dim=-1)
+
+
+def _cut(logits: Tensor, wishes: Wishes) -> Cut | None:
+    """The cut of every row, None if no row is filtered."""
+    num_rows, num_tokens = logits.shape
+    has_top_k = (wishes.top_k > 0) & (wishes.top_k < num_tokens)
+    has_filter = has_top_k | (wishes.top_p < 1.0) | (wishes.min_p > 0.0)
+    rows = np.flatnonzero(has_filter & (wishes.temperature > 0))
+    if not len(rows):
+        return None
+    top_k = np.where(has_top_k, wishes.top_k, num_tokens)[rows]
+    floats = np.stack([wishes.temperature[rows], wishes.top_p[rows], wishes.min_p[rows]])
+    index, placed, top_k_there = upload([rows, floats, top_k], logits.device)
+    temperature, top_p, min_p = placed.unbind(0)
+    is_short = bool(top_k.max() <= NUM_LEADING)
+    picked = logits[index]
+    last = last_kept(picked, Filters(temperature, top_k_there, top_p, min_p, is_short))
+    edge = logits.new_full((num_rows,), -math.inf)
+    token_id = torch.full((num_rows,), num_tokens, dtype=torch.int64, device=logits.device)
+    edge[index] = picked.gather(-1, last[:, None]).squeeze(-1)
+    token_id[index] = last
+    return Cut(edge, token_id)

@@ -1,11 +1,14 @@
-"""The noise of sampling: one uniform number per sampled token, a pure function of its key.
+"""The noise of sampling: one Gumbel number per token that could be drawn, a function of its key.
 
-In:  seed (64 bits), position of the token in its sequence, choice index: arrays of one length.
-Out: float64 in [0, 1) with 53 random bits, the same on every platform and in every batch.
+In:  seed (64 bits), position of the token in its sequence, choice index, per row; the vocabulary.
+Out: float64 [M, V], the same on every platform and in every batch up to the last bits of log().
 Maths: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011), key =
-the seed, counter = (position, choice, purpose, 0). No state, so preemption, batching, overlap and
-drafts cannot change a draw: whoever asks for (seed, position, choice) gets the same number.
-Not here: what is drawn with it (sampler.py).
+the seed, counter = (position, choice, purpose, token // 4): the four words are of four tokens.
+A word w is the uniform number u = (w + 1/2) / 2^32; −log(1 − u) is exponential, and minus its
+logarithm a Gumbel number. Those that win are large and come of small u, where u is finest.
+No state, so preemption, batching, overlap and drafts cannot change a draw: whoever asks for
+(seed, position, choice, token) gets the same number.
+Not here: what is drawn with it (sampling_draw.py); the same numbers on a GPU (sampling_triton.py).
 """
 
 from __future__ import annotations
@@ -25,6 +28,8 @@ MULTIPLIERS: Final = (np.uint64(0xD251_1F53), np.uint64(0xCD9E_8D57))
 KEY_STEPS: Final = (np.uint64(0x9E37_79B9), np.uint64(0xBB67_AE85))
 SAMPLE_PURPOSE: Final = 0
 """Third counter word of draws that pick a token; later uses of the seed take other numbers."""
+TOKENS_A_BLOCK: Final = 4
+MOST_BLOCKS: Final = 1 << 18  # computed at once: bounds the memory of large batches
 
 
 def philox(counter: tuple[Words, Words, Words, Words], key: tuple[Words, Words]) -> list[Words]:
@@ -46,18 +51,34 @@ def philox(counter: tuple[Words, Words, Words, Words], key: tuple[Words, Words])
     return [c0, c1, c2, c3]
 
 
-def uniforms(seeds: list[int], positions: list[int], choices: list[int]) -> NDArray[np.float64]:
-    """One number in [0, 1) per (seed, position, choice); seeds are taken modulo 2^64."""
-    seed = np.array([value & MASK64 for value in seeds], dtype=np.uint64)
-    position = np.array(positions, dtype=np.uint64)
-    choice = np.array(choices, dtype=np.uint64)
-    purpose = np.full_like(seed, SAMPLE_PURPOSE)
-    high, low, _, _ = philox(
-        (position & MASK32, choice & MASK32, purpose, position >> np.uint64(32)),
-        (seed & MASK32, seed >> np.uint64(32)),
+def noise_words(
+    seed: Words, position: NDArray[np.int64], choice: NDArray[np.int64], num_tokens: int
+) -> Words:
+    """A word below 2^32 per row and token, [M, V]; positions are taken modulo 2^32."""
+    seeds = seed[:, None]
+    positions = position.astype(np.uint64)[:, None]
+    choices = choice.astype(np.uint64)[:, None]
+    block = np.arange(-(-num_tokens // TOKENS_A_BLOCK), dtype=np.uint64)[None, :]
+    purpose = np.full((1, 1), SAMPLE_PURPOSE, dtype=np.uint64)
+    words = philox(
+        (positions & MASK32, choices & MASK32, purpose, block),
+        (seeds & MASK32, seeds >> np.uint64(32)),
     )
-    bits = (high >> np.uint64(5)) * np.uint64(1 << 26) + (low >> np.uint64(6))  # 27 + 26 bits
-    return bits.astype(np.float64) * 2.0**-53
+    return np.stack(words, axis=-1).reshape(len(seed), -1)[:, :num_tokens]
+
+
+def gumbels(
+    seed: Words, position: NDArray[np.int64], choice: NDArray[np.int64], num_tokens: int
+) -> NDArray[np.float64]:
+    """Standard Gumbel numbers [M, num_tokens] of rows with these keys, each [M]."""
+    out = np.empty((len(seed), num_tokens))
+    at_once = max(1, MOST_BLOCKS * TOKENS_A_BLOCK // max(1, num_tokens))
+    for start in range(0, len(seed), at_once):
+        rows = slice(start, start + at_once)
+        words = noise_words(seed[rows], position[rows], choice[rows], num_tokens)
+        uniform = (words.astype(np.float64) + 0.5) * 2.0**-32
+        out[rows] = -np.log(-np.log1p(-uniform))
+    return out
 
 
 def derived_seed(engine_seed: int, request_id: str) -> int:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from gnomon.attention.upload import upload
 from gnomon.engine.messages import EngineRequest
-from gnomon.engine.sampling_noise import derived_seed
+from gnomon.engine.sampling_noise import MASK64, derived_seed
 
 MIN_TEMPERATURE = 1e-5
 """Temperatures below it are greedy: the quotient would overflow before the draw could differ."""
@@ -64,8 +64,8 @@ class SamplingState:
     """Settings and counts of one request; owned by the sampler, kept over preemptions."""
 
     __slots__ = (
-        "banned", "bias_ids", "bias_values", "choice", "counts", "is_greedy", "num_prompt",
-        "params", "seed",
+        "banned", "bias_ids", "bias_values", "choice", "counts", "has_logprobs", "is_greedy",
+        "may_edit", "num_prompt", "params", "seed", "wishes",
     )  # fmt: skip
 
     def __init__(self, request: EngineRequest, engine_seed: int) -> None:
@@ -75,7 +75,12 @@ class SamplingState:
         self.num_prompt = len(request.prompt_token_ids)
         self.is_greedy = params.temperature < MIN_TEMPERATURE
         source = request.fork_of or request.request_id
-        self.seed = derived_seed(engine_seed, source) if params.seed is None else params.seed
+        seed = derived_seed(engine_seed, source) if params.seed is None else params.seed
+        self.seed = seed & MASK64
+        self.has_logprobs = params.logprobs is not None
+        temperature = 0.0 if self.is_greedy else params.temperature
+        # top_k at most 2^53 as a float: beyond any vocabulary either way
+        self.wishes = (temperature, float(min(params.top_k, 2**53)), params.top_p, params.min_p)
         stops = {*params.stop_token_ids, *request.eos_token_ids} if params.min_tokens else ()
         self.banned = np.array(sorted(stops), dtype=np.int64)
         bias = params.logit_bias or {}
@@ -86,6 +91,7 @@ class SamplingState:
             self.counts = TokenCounts(request.prompt_token_ids)
         elif params.frequency_penalty or params.presence_penalty:
             self.counts = TokenCounts(())
+        self.may_edit = bool(len(self.banned) or len(bias) or self.counts is not None)
 
     def has_edits(self, position: int) -> bool:
         """Whether the logits of the token at `position` are changed at all."""

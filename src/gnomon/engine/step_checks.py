@@ -62,6 +62,10 @@ def is_device_error(error: BaseException) -> bool:
 
 def row_flags(hidden: Tensor, nan_rows: Tensor) -> Tensor:
     """On the device, bool [2, R]: rows of hidden [R, D] not finite; rows whose scores held NaN."""
+    if hidden.is_cuda:
+        from gnomon.engine.step_checks_triton import row_flags as in_one_launch
+
+        return in_one_launch(hidden, nan_rows)
     largest = torch.linalg.vector_norm(hidden, ord=torch.inf, dim=-1)
     return torch.stack((~largest.isfinite(), nan_rows))
 

@@ -10,10 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gnomon.engine import sampling_draw
+from gnomon.engine import sampling_draw, sampling_filters
 from gnomon.engine.messages import EngineRequest
 from gnomon.engine.sampler import Sampler, SampleRow
-from gnomon.engine.sampling_noise import uniforms
+from gnomon.engine.sampling_noise import gumbels
 from gnomon.engine.sampling_params import SamplingParams
 
 
@@ -45,14 +45,16 @@ def kept_tokens(logits, params) -> tuple[list[int], list[float]]:
     return kept, [weights[token] / sum(weights[t] for t in kept) for token in kept]
 
 
-def picked(logits, params, uniform) -> int:
-    kept, probabilities = kept_tokens(logits, params)
-    mass = 0.0
-    for token, probability in zip(kept, probabilities, strict=True):
-        mass += probability
-        if mass > uniform:
-            return token
-    return kept[-1]
+def noise(seed, position, choice, num_tokens) -> list[float]:
+    key = np.array([seed], np.uint64)
+    return gumbels(key, np.array([position]), np.array([choice]), num_tokens)[0].tolist()
+
+
+def picked(logits, params, numbers) -> int:
+    """The winner of the race among the kept tokens, the lower id of equals."""
+    kept, _ = kept_tokens(logits, params)
+    scores = {token: logits[token] + params.temperature * numbers[token] for token in kept}
+    return min(kept, key=lambda token: (-scores[token], token))
 
 
 SETTINGS = st.fixed_dictionaries(
@@ -80,24 +82,29 @@ def test_draw_follows_the_filtered_distribution(rows, width, spread, grain, seed
     logits = torch.randn(len(rows), 40, generator=generator) * spread
     if grain:
         logits = (logits / grain).round() * grain  # many exact ties
-    original, sampling_draw.NUM_LEADING = sampling_draw.NUM_LEADING, width
+    original = sampling_filters.NUM_LEADING
+    modules = (sampling_filters, sampling_draw)
+    for module in modules:
+        module.NUM_LEADING = width
     try:
         requests = [request(f"r{i}", **row) for i, row in enumerate(rows)]
         sampled = Sampler(0).sample(logits, [SampleRow(r, 3) for r in requests])
     finally:
-        sampling_draw.NUM_LEADING = original
+        for module in modules:
+            module.NUM_LEADING = original
     for row, one in enumerate(requests):
-        uniform = uniforms([one.params.seed], [3], [0])[0]
-        assert sampled.token_ids[row] == picked(logits[row].tolist(), one.params, uniform)
+        numbers = noise(one.params.seed, 3, 0, 40)
+        assert sampled.token_ids[row] == picked(logits[row].tolist(), one.params, numbers)
     assert sampled.errors == (None,) * len(rows)
 
 
-def test_frequencies_match_the_probabilities():
+@pytest.mark.parametrize("filters", [{"top_p": 0.9}, {}], ids=str)
+def test_frequencies_match_the_probabilities(filters):
     """Drawn at 20,000 positions, each token comes as often as its filtered probability says."""
-    params = SamplingParams(temperature=0.8, top_p=0.9, seed=11)
+    params = SamplingParams(temperature=0.8, seed=11, **filters)
     logits = torch.tensor([0.0, 1.0, 2.0, -1.0, 1.0, 0.5])
     kept, probabilities = kept_tokens(logits.tolist(), params)
-    one = request(temperature=0.8, top_p=0.9, seed=11)
+    one = request(temperature=0.8, seed=11, **filters)
     num_draws = 20000
     rows = [SampleRow(one, position) for position in range(3, 3 + num_draws)]
     drawn = Sampler(0).sample(logits.expand(num_draws, -1).contiguous(), rows).token_ids
@@ -106,6 +113,26 @@ def test_frequencies_match_the_probabilities():
     for token, probability in zip(kept, probabilities, strict=True):
         sigma = math.sqrt(num_draws * probability * (1 - probability))
         assert abs(counts[token] - num_draws * probability) < 4.5 * sigma
+
+
+def test_a_banned_token_is_never_drawn():
+    """A logit of minus infinity loses against every other, whatever the noise."""
+    logits = torch.full((200, 9), -math.inf)
+    logits[:, 4] = -50.0
+    rows = [SampleRow(request("r", temperature=2.0, seed=3), place) for place in range(200)]
+    assert set(Sampler(0).sample(logits, rows).token_ids) == {4}
+
+
+def test_filters_leave_the_noise_as_it_is():
+    """Unless the winner is filtered out, the same seed gives the same token."""
+    logits = torch.randn(1, 60, generator=torch.Generator().manual_seed(4))
+    for seed in range(40):
+        free = request("free", temperature=1.0, seed=seed)
+        held = request("held", temperature=1.0, seed=seed, top_k=20)
+        row = [Sampler(0).sample(logits, [SampleRow(r, 3)]).token_ids[0] for r in (free, held)]
+        best = kept_tokens(logits[0].tolist(), held.params)[0]
+        assert row[1] in best
+        assert row[0] == row[1] or row[0] not in best
 
 
 def test_greedy_takes_the_lowest_of_equal_ids():

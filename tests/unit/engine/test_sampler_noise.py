@@ -1,13 +1,16 @@
-"""The sampling noise is Philox4x32-10, keyed by seed, position and choice alone."""
+"""The sampling noise is Philox4x32-10, keyed by seed, position, choice and token alone."""
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gnomon.engine.sampling_noise import derived_seed, philox, uniforms
+from gnomon.engine import sampling_noise
+from gnomon.engine.sampling_noise import derived_seed, gumbels, noise_words, philox
 
 # Known answers of the Random123 distribution (kat_vectors, philox4x32 10): counter, key, output.
 KNOWN_ANSWERS = [
@@ -55,36 +58,52 @@ def test_known_answers(counter, key, answer):
     assert philox_by_hand(counter, key) == answer
 
 
+def keys(seeds: list[int], positions: list[int], choices: list[int]) -> tuple[np.ndarray, ...]:
+    masked = [seed % 2**64 for seed in seeds]
+    return np.array(masked, np.uint64), np.array(positions), np.array(choices)
+
+
 @given(
     seed=st.integers(-(2**63), 2**64 - 1),
-    position=st.integers(0, 2**40),
+    position=st.integers(0, 2**32 - 1),
     choice=st.integers(0, 127),
+    num_tokens=st.integers(1, 19),
 )
-def test_uniform_is_the_first_53_bits(seed, position, choice):
+def test_tokens_take_the_words_in_turn(seed, position, choice, num_tokens):
     key = (seed % 2**64 % 2**32, seed % 2**64 // 2**32)
-    word0, word1, _, _ = philox_by_hand((position % 2**32, choice, 0, position // 2**32), key)
-    expected = ((word0 >> 5) * 2**26 + (word1 >> 6)) / 2**53
-    assert uniforms([seed], [position], [choice])[0] == expected
+    expected = [
+        philox_by_hand((position, choice, 0, token // 4), key)[token % 4]
+        for token in range(num_tokens)
+    ]
+    found = noise_words(*keys([seed], [position], [choice]), num_tokens)
+    assert found.tolist() == [expected]
+    noise = gumbels(*keys([seed], [position], [choice]), num_tokens)
+    by_hand = [-math.log(-math.log1p(-(word + 0.5) / 2**32)) for word in expected]
+    np.testing.assert_allclose(noise, [by_hand], rtol=1e-12, atol=1e-12)
 
 
 def test_every_part_of_the_key_matters_and_mates_do_not():
-    seeds, positions, choices = [3, 4, 3, 3], [5, 5, 6, 5], [0, 0, 0, 1]
-    together = uniforms(seeds, positions, choices)
-    assert len(set(together.tolist())) == 4
-    alone = [
-        uniforms([seed], [position], [choice])[0]
-        for seed, position, choice in zip(seeds, positions, choices, strict=True)
-    ]
+    rows = keys([3, 4, 3, 3], [5, 5, 6, 5], [0, 0, 0, 1])
+    together = gumbels(*rows, 9)
+    assert len(set(together.reshape(-1).tolist())) == 36
+    alone = [gumbels(*(part[i : i + 1] for part in rows), 9)[0].tolist() for i in range(4)]
     assert together.tolist() == alone
 
 
-def test_uniforms_are_uniform():
-    values = uniforms([7] * 20000, list(range(20000)), [0] * 20000)
-    counts, _ = np.histogram(values, bins=50, range=(0.0, 1.0))
+def test_large_batches_are_made_in_parts_of_the_same_numbers(monkeypatch):
+    rows = keys(list(range(7)), [2] * 7, [0] * 7)
+    whole = gumbels(*rows, 10)
+    monkeypatch.setattr(sampling_noise, "MOST_BLOCKS", 5)
+    np.testing.assert_array_equal(gumbels(*rows, 10), whole)
+
+
+def test_noise_is_uniform_and_finite():
+    words = noise_words(*keys([7] * 200, list(range(200)), [0] * 200), 100)
+    counts, _ = np.histogram(words, bins=50, range=(0, 2**32))
     chi_square = float(((counts - 400.0) ** 2 / 400.0).sum())
     assert chi_square < 85.4  # 99.9 % quantile, 49 degrees of freedom
-    assert values.min() >= 0.0
-    assert values.max() < 1.0
+    edges = np.array([0, 2**32 - 1], np.float64)
+    assert np.isfinite(-np.log(-np.log1p(-(edges + 0.5) / 2**32))).all()
 
 
 def test_derived_seeds_differ_by_engine_and_by_request():
