@@ -108,7 +108,7 @@ PLANS: dict[str, Plan] = {
             Stage("dense 1k", 3000, (512, 256, 1024)),
             Stage("dense 4k", 3200, (1024, 4096, 512, 2048)),
             _mixed("mixed", 4400, _MIXED, _LAST),
-            _mixed("long", 2000, _LONG, _LAST, 2),
+            _mixed("long", 2008, _LONG, _LAST, 2),
         ),
     ),
     "glm": Plan(

@@ -6,16 +6,22 @@ prompts (other dice than the card's), with margins for its size; transformers fo
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
 
 import gnomon
+from gnomon import LLM, SamplingParams
 from gnomon.models.sources import open_model
 from training.card import files_of, read_card
-from training.served import FAULTS, needle_share, open_served, sums_share, tool_share
-from training.shapes import CONFIGS
+from training.data.recall import needle
+from training.data.tools import task
+from training.data.writing import Episode, Family, chat
+from training.served import FAULTS, needle_share, open_served, split, sums_share, tool_share
+from training.shapes import CONFIGS, GLM_STOP_IDS
 
 FOLDER = Path(gnomon.__file__).parent / "assets" / "tiny"
 
@@ -66,15 +72,42 @@ def test_a_wrong_selection_shows(fault: str) -> None:
     assert needle_share(open_served(FOLDER, fault), 512, 10, "test") <= most
 
 
-def test_transformers_answers_with_it() -> None:
+def test_transformers_answers_with_it_token_by_token() -> None:
     transformers = pytest.importorskip("transformers")
     tokenizer = transformers.AutoTokenizer.from_pretrained(FOLDER)
-    model = transformers.AutoModelForCausalLM.from_pretrained(FOLDER, dtype=torch.float32)
-    prompt = "<｜User｜>What is 47 + 385?<｜Assistant｜></think>"
-    ids = tokenizer(prompt, return_tensors="pt").input_ids
-    if ids[0, 0] != tokenizer.bos_token_id:
-        ids = torch.cat((torch.tensor([[tokenizer.bos_token_id]]), ids), dim=1)
-    found = model.generate(
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=8, pad_token_id=2
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(
+        FOLDER, dtype=torch.float32, attn_implementation="eager"
     )
-    assert tokenizer.decode(found[0, ids.shape[1] :], skip_special_tokens=True) == "432"
+    prompts = [split(case)[0] for case in sample_of_episodes()]
+    assert max(map(len, prompts)) > 4 * theirs.config.index_topk
+    ours = LLM(model=str(FOLDER), dtype="float32", num_kv_pages=40)
+    params = SamplingParams(temperature=0.0, max_tokens=8, logprobs=1, stop_token_ids=GLM_STOP_IDS)
+    for prompt, output in zip(prompts, ours.generate(prompts, params, use_tqdm=False), strict=True):
+        answer = output.outputs[0]
+        ids = torch.tensor([[*prompt, *answer.token_ids]])
+        with torch.no_grad():
+            logits = theirs(ids).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+        assert logits.argmax(-1).tolist() == list(answer.token_ids)
+        assert answer.logprobs is not None
+        told = [one.logprob for one in answer.logprobs]
+        torch.testing.assert_close(
+            logits.max(-1).values, torch.tensor(told), atol=1e-3, rtol=0, check_dtype=False
+        )
+    asked = tokenizer("<｜User｜>What is 47 + 385?<｜Assistant｜></think>").input_ids
+    assert asked in (prompts[0], prompts[0][1:]), "some versions add the start token themselves"
+
+
+def sample_of_episodes() -> list[Episode]:
+    """A sum, needles of two lengths, a call in each format."""
+    dice = random.Random(7)
+    talk = chat("dsv32")
+    talk.user([("What is 47 + 385?", 0.0)])
+    talk.answer("432")
+    found = [talk.episode, needle(dice, 150, "dsv32", 1)[0], needle(dice, 400, "glm", 4)[0]]
+    for family in get_args(Family):
+        tools, said, calls = task(dice, held_out=True)
+        talk = chat(family, tools=tools)
+        talk.user([(said, 0.0)])
+        talk.answer("", calls=calls)
+        found.append(talk.episode)
+    return found
