@@ -27,10 +27,30 @@ def test_a_split_is_never_empty_of_turns(programs: int, width: int, processors: 
 
 def test_splits_fill_an_idle_device_and_leave_a_busy_one_alone() -> None:
     chosen = [choose_splits(n, 2048, TILE, 132) for n in (1, 16, 64, 128, 4096)]
-    assert chosen[0] == 16
+    assert chosen[0] == 32
     assert chosen[1] == 8
     assert chosen[2:] == [2, 1, 1]
     assert choose_splits(1, 64, TILE, 132) == 1
+
+
+@pytest.mark.parametrize(
+    ("num_heads", "num_rows", "splits"),
+    [
+        (16, 1, 32),
+        (16, 16, 16),
+        (16, 64, 4),
+        (16, 128, 2),
+        (64, 16, 8),
+        (128, 16, 4),
+        (128, 128, 1),
+    ],
+)
+def test_splits_of_packed_lists_are_those_measured_fastest(
+    num_heads: int, num_rows: int, splits: int
+) -> None:
+    tile = choose_tile(num_heads, 512, torch.bfloat16, True, num_rows)
+    programs = num_rows * -(-num_heads // tile.heads)
+    assert choose_splits(programs, 2048, tile, 132) == splits
 
 
 @given(st.integers(1, 256), st.sampled_from([16, 64, 512, 1024]), st.booleans())

@@ -7,8 +7,10 @@ import torch
 
 from gnomon.attention.providers.triton.attention_tiles import (
     FEW_HEADS,
+    FEW_HEADS_DECODE,
     FEW_HEADS_FEW_ROWS,
     MANY_HEADS,
+    MANY_HEADS_FEW_ROWS,
     ListTile,
     choose_tile,
 )
@@ -75,6 +77,8 @@ SPARSE = [
     lists(FEW_HEADS[False], is_packed=False, is_split=False),
     lists(FEW_HEADS[True], is_packed=True, is_split=True),
     lists(FEW_HEADS_FEW_ROWS, is_packed=True, is_split=True),
+    lists(MANY_HEADS_FEW_ROWS, is_packed=True, is_split=True),
+    lists(FEW_HEADS_DECODE, is_packed=False, is_split=True),
 ]
 DENSE = [dense((128, 64, 8, 3))]
 OLD = choose_tile(128, 512, torch.bfloat16, True, is_hopper=False)

@@ -3,7 +3,7 @@
 In:  head counts, widths, dtypes, numbers of rows, widths of lists, the device's processors.
 Out: `ListTile`, numbers of splits. Nothing is read from a device: a captured graph is valid
      whatever the counts turn out to be.
-Figures behind the choices: gluon_feasibility.md §2, 3; measured anew by bench/tune_attention.py.
+Figures behind the choices: bench/tune_attention.py on an H200, topk 2048.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import torch
 
 from gnomon.attention.providers.triton.language import padded
 
-SPLIT_CHOICES = (1, 2, 3, 4, 6, 8, 12, 16)  # few, as each compiles a combine of its own
+SPLIT_CHOICES = (1, 2, 3, 4, 6, 8, 12, 16, 32)  # few, as each compiles a combine of its own
 FIXED_SPLIT_KEYS = 512
 WAVE_COST = 2.0  # start and end of a program, in turns of its loop over key blocks
-SPLIT_COST = 0.12  # what another split adds to the combine, in the same unit
+SPLIT_COST = 0.02  # what another split adds to the combine, in the same unit: hardly anything
 LARGEST_ACCUMULATOR = 64 * 512  # numbers of fp32 in the registers of 8 warps
 
 
@@ -38,14 +38,20 @@ class ListTile:
     max_registers: int | None = None
 
 
-# By whether the pool is packed; H200, topk 2048 (bench/tune_attention.py).
+# By whether the pool is packed.
 FEW_HEADS = {
-    False: ListTile(16, 64, 4, 2, per_processor=2),
+    False: ListTile(16, 64, 4, 2, per_processor=2, reads_ahead=True),
     True: ListTile(16, 32, 4, 2, per_processor=2, reads_ahead=True),
 }
-FEW_ROWS = 8
-FEW_HEADS_FEW_ROWS = ListTile(16, 64, 8, 2, reads_ahead=True)
-MANY_HEADS = {False: ListTile(64, 64, 8, 2, reads_ahead=True), True: ListTile(64, 64, 8, 2)}
+MANY_HEADS = {
+    False: ListTile(64, 64, 8, 2, reads_ahead=True),
+    True: ListTile(64, 64, 8, 3, reads_ahead=True),
+}
+FEW_ROWS = 8  # lists are cut into single turns then, and a program's start is what counts
+FEW_HEADS_FEW_ROWS = ListTile(16, 64, 8, 3, reads_ahead=True)  # packed
+MANY_HEADS_FEW_ROWS = ListTile(64, 64, 8, 2)  # packed
+DECODE_ROWS = 256
+FEW_HEADS_DECODE = ListTile(16, 32, 4, 3, per_processor=2, reads_ahead=True)  # plain
 
 
 def choose_tile(
@@ -66,14 +72,15 @@ def choose_tile(
         return ListTile(16, 16, 8, 1)  # IEEE products do without tensor cores
     if not is_hopper:
         return ListTile(16, 32, 8, 1)
+    has_few_rows = is_packed and num_rows is not None and num_rows <= FEW_ROWS
     if num_heads <= 16:
-        tile = FEW_HEADS[is_packed]
-        if is_packed and num_rows is not None and num_rows <= FEW_ROWS:
-            tile = FEW_HEADS_FEW_ROWS
+        tile = FEW_HEADS_FEW_ROWS if has_few_rows else FEW_HEADS[is_packed]
+        if not is_packed and num_rows is not None and num_rows <= DECODE_ROWS:
+            tile = FEW_HEADS_DECODE
     elif num_heads <= 32 and not is_packed:
         tile = ListTile(32, 64, 8, 2, reads_ahead=True)
     else:
-        tile = MANY_HEADS[is_packed]
+        tile = MANY_HEADS_FEW_ROWS if has_few_rows else MANY_HEADS[is_packed]
     while tile.heads > 16 and tile.heads * padded(width, 16) > LARGEST_ACCUMULATOR:
         tile = replace(tile, heads=tile.heads // 2)
     return tile
