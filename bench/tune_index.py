@@ -31,10 +31,10 @@ from gnomon.bench.timing import Failure, time_calls
 DEVICE = torch.device("cuda")
 LAYOUT = Fp8IndexKeyLayout(128, torch.bfloat16)
 PAGE = 64
-FLAT = [Tile(128, 128, 3, 4), Tile(128, 128, 4, 4), Tile(128, 64, 4, 4), Tile(64, 128, 3, 4)]
-FLAT += [Tile(256, 128, 3, 8), Tile(128, 256, 3, 8)]
-PAGED = [(Tile(128, 128, 3, 4), 8), (Tile(128, 128, 4, 4), 8), (Tile(128, 128, 3, 4), 4)]
-PAGED += [(Tile(128, 128, 3, 4), 16), (Tile(128, 64, 4, 4), 8), (Tile(128, 256, 3, 8), 8)]
+FLAT = [Tile(128, 64, 4, 4), Tile(128, 64, 4, 4, 128), Tile(128, 64, 3, 4, 128)]
+FLAT += [Tile(256, 64, 4, 4), Tile(128, 64, 3, 4), Tile(256, 64, 4, 8)]
+PAGED = [(Tile(1, 128, 3, 4), 4), (Tile(1, 128, 3, 4), 3), (Tile(1, 128, 3, 4), 2)]
+PAGED += [(Tile(1, 128, 4, 4), 4), (Tile(1, 256, 2, 4), 2), (Tile(1, 64, 4, 4), 6)]
 SEARCHES = {
     "many": topk.Search(4096, 4096, 4096, 8, 4, 64),
     "many, free": topk.Search(4096, 4096, 4096, 8, 2),
@@ -123,11 +123,11 @@ def tiled(tile: Tile, call: Call) -> Call:
     """The call under another tile of FP8."""
 
     def run() -> Any:
-        usual, index.TILES[CODE] = index.TILES[CODE], tile
+        usual, index.PAGED_TILES[CODE] = index.PAGED_TILES[CODE], tile
         try:
             return call()
         finally:
-            index.TILES[CODE] = usual
+            index.PAGED_TILES[CODE] = usual
 
     return run
 
@@ -166,18 +166,18 @@ def paged_cell(library: Any, num_rows: int, num_keys: int, heads: int) -> None:
     rows = RowPages(table, None, PAGE)
     calls: dict[str, Call] = {}
 
-    def call(waves: int, width: int, table: RowPages = rows) -> Any:
-        usual, index.PAGED_WAVES = index.PAGED_WAVES, waves
+    def call(resident: int, width: int, table: RowPages = rows) -> Any:
+        usual, index.RESIDENT = index.RESIDENT, resident
         try:
             return index.lazy_scores_paged(q, weights, pool, table, count, 0.01, (width, 2048))
         finally:
-            index.PAGED_WAVES = usual
+            index.RESIDENT = usual
 
-    for tile, waves in PAGED:
-        name = f"{tile}"[4:] + f" waves {waves}"
-        calls[name] = tiled(tile, lambda w=waves: call(w, num_keys))
+    for tile, resident in PAGED:
+        name = f"{tile}"[4:] + f" resident {resident}"
+        calls[name] = tiled(tile, lambda r=resident: call(r, num_keys))
     wide = RowPages(torch.nn.functional.pad(table, (0, 4096 - table.shape[1])), None, PAGE)
-    calls["in a table of 262,144"] = lambda: call(8, 262_144, wide)
+    calls["in a table of 262,144"] = lambda: call(4, 262_144, wide)
     if library is not None:
         calls["anchor"] = lambda: library.lazy_scores_paged(
             q, weights, pool, rows, count, 0.01, (num_keys, 2048)
@@ -235,10 +235,10 @@ def best_cell(num_rows: int, num_keys: int) -> None:
 
 def best() -> None:
     for shape in (
-        (4096, 65_536),
-        (2048, 8192),
         (64, 131_072),
         (1, 131_072),
+        (4096, 65_536),
+        (2048, 8192),
         (256, 32_768),
         (16, 32_768),
         (8192, 8192),

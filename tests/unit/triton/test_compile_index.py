@@ -5,22 +5,24 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
+from gnomon.attention.providers.triton.index_views import CODE, PAGED_TILES, TILES
 from gnomon.attention.providers.triton.topk import Search, search_for
 from tests.unit.triton.ahead_of_time import Build, Report, compile_all, faults
 
 PACKAGE = "gnomon.attention.providers.triton"
 STRIDES = ("q_row", "q_head", "weights_row", "out_row")
+DTYPES = {"fp8": CODE, "bf16": torch.bfloat16}
 NUMBERS = {"fp8": "*fp8e4nv", "bf16": "*bf16", "fp32": "*fp32"}
-KEY_BLOCKS = {"fp8": 128, "bf16": 128, "fp32": 32}
 
 
 def flat(dtype: str, heads: int, rows: int, arch: int = 90, fills: bool = True) -> Build:
     """scores_kernel for ``rows`` rows of ``heads`` heads of 128 columns."""
-    is_code = dtype == "fp8"
-    stages = 3 if is_code else 2
+    is_code, tile = dtype == "fp8", TILES[DTYPES[dtype]]
+    stages = tile.stages
     constants = {"H": heads, "HEADS": heads, "D": 128, "DIM": 128, "ROWS": rows}
-    constants |= {"BLOCK": KEY_BLOCKS[dtype], "IS_CODES": is_code, "FILLS": fills}
+    constants |= {"BLOCK": tile.keys, "IS_CODES": is_code, "FILLS": fills}
     constants |= {"STAGES": stages}
     signature = {
         "q_ptr": NUMBERS[dtype],
@@ -40,9 +42,10 @@ def flat(dtype: str, heads: int, rows: int, arch: int = 90, fills: bool = True) 
 
 def paged(dtype: str, heads: int, kind: str, arch: int = 90) -> Build:
     """paged_scores_kernel over pages of 64, for bf16 queries (fp32 ones over fp32)."""
-    stages = 3 if kind == "codes" else 2
+    tile = PAGED_TILES[DTYPES["bf16" if kind == "decoded" else dtype]]
+    stages = tile.stages
     constants = {"H": heads, "HEADS": heads, "D": 128, "DIM": 128, "PAGE": 64}
-    constants |= {"BLOCK": KEY_BLOCKS["bf16" if kind == "decoded" else dtype], "KEYS": kind}
+    constants |= {"BLOCK": tile.keys, "KEYS": kind}
     constants |= {"CAST": ""}
     constants |= {"NATIVE": arch >= 89, "FILLS": kind == "plain", "STAGES": stages}
     signature = {

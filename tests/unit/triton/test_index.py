@@ -174,3 +174,15 @@ def test_variants_follow_the_index_layout() -> None:
     assert choose(OpNeed(index_layout="index_k_132")) is index.index_scores_codes
     fixed = OpNeed(index_layout="index_k_132", is_deterministic=True)
     assert choose(fixed) is index.index_scores_codes_fixed
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 7, 16, 64, 100, 128, 200, 256, 300, 512, 2000])
+def test_paged_programs_fill_the_machine_in_few_rounds(num_rows: int) -> None:
+    parts, resident = index.parts_of(num_rows, 528), 528
+    rounds = math.ceil(num_rows * parts / resident)
+    assert parts == 1 or rounds <= 4
+    best = max(
+        num_rows * p / (resident * math.ceil(num_rows * p / resident))
+        for p in range(1, max(1, 4 * resident // num_rows) + 1)
+    )
+    assert num_rows * parts / (resident * rounds) >= best - 0.051

@@ -29,6 +29,7 @@ from gnomon.attention.providers.triton.index_views import (
     FEWEST_COLUMNS,
     FEWEST_HEADS,
     KEY_BLOCK,
+    PAGED_TILES,
     TILES,
     Tile,
     cast_of,
@@ -36,6 +37,7 @@ from gnomon.attention.providers.triton.index_views import (
     gathered_codes,
     multiplies_codes,
     num_processors,
+    parts_of,
     score_rows,
     side_by_side,
     view_of,
@@ -44,7 +46,7 @@ from gnomon.attention.providers.triton.language import has_native_fp8, padded
 
 Kernel = Callable[..., Any]
 WAVES = 24  # programs per multiprocessor that contiguous scores are split into, keys allowing
-PAGED_WAVES = 8  # the same of paged scores
+RESIDENT = 4  # programs of paged scores that a multiprocessor holds at once
 Scored = tuple[Tensor, Tensor, Tensor, float]  # q, weights, count, scale
 
 
@@ -207,6 +209,7 @@ def _launch(
         FILLS=fills,
         STAGES=tile.stages,
         num_warps=tile.warps,
+        maxnreg=tile.registers,
     )
     return out
 
@@ -218,12 +221,12 @@ def _paged_scores(
     (num_rows, num_heads, dim), (width, least) = q.shape, limits
     view, weights = view_of(pool), side_by_side(weights)
     q = side_by_side(q if q.dtype == pool.layout.computed_dtype else q.float())
-    tile = TILES[CODE if view.kind == "codes" else q.dtype]
+    tile = PAGED_TILES[CODE if view.kind == "codes" else q.dtype]
     out = score_rows(num_rows, width, count.device)
     if out.numel() == 0:
         return out
-    blocks = triton.cdiv(width, tile.keys)
-    parts = min(triton.cdiv(PAGED_WAVES * num_processors(count.device), num_rows), blocks)
+    resident = RESIDENT * num_processors(count.device)
+    parts = min(parts_of(num_rows, resident), triton.cdiv(width, tile.keys))
     paged_scores_kernel[(parts, num_rows)](
         q,
         weights,
@@ -255,6 +258,7 @@ def _paged_scores(
         FILLS=fills,
         STAGES=tile.stages,
         num_warps=tile.warps,
+        maxnreg=tile.registers,
     )
     return out
 

@@ -26,28 +26,38 @@ FEWEST_COLUMNS = 32  # a dot's depth in FP8
 ENCODE_BLOCK = 32
 ROW_ALIGNMENT = 32  # columns: rows of scores begin at multiples of 128 bytes
 FEWEST_PROCESSORS = 4  # what a CPU counts as under the interpreter
-KEY_BLOCK = 128
+KEY_BLOCK = 128  # keys side by side are padded to a multiple
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """``queries``: rows times padded heads of a tile; ``keys`` of it; ``stages``, ``warps``."""
+    """``queries``: rows times padded heads of a tile; ``keys`` of it; ``stages``, ``warps``.
+
+    ``registers``: at most so many a thread, for more programs at once.
+    """
 
     queries: int
     keys: int
     stages: int
     warps: int
+    registers: int | None = None
 
     def rows(self, num_heads: int) -> int:
         """Rows of a tile, each of ``num_heads`` padded heads."""
         return max(1, self.queries // num_heads)
 
 
-TILES = {
-    CODE: Tile(128, KEY_BLOCK, 3, 4),  # measured best on an H200 (gluon_feasibility.md §4)
-    torch.bfloat16: Tile(128, KEY_BLOCK, 2, 4),
-    torch.float16: Tile(128, KEY_BLOCK, 2, 4),
+TILES = {  # of contiguous keys; measured on an H200
+    CODE: Tile(128, 64, 4, 4),
+    torch.bfloat16: Tile(128, 64, 3, 4),
+    torch.float16: Tile(128, 64, 3, 4),
     torch.float32: Tile(64, 32, 2, 4),  # IEEE dots run on the plain ALUs
+}
+PAGED_TILES = {  # of paged keys; ``queries`` is one row's heads
+    CODE: Tile(1, KEY_BLOCK, 3, 4),
+    torch.bfloat16: Tile(1, KEY_BLOCK, 2, 4),
+    torch.float16: Tile(1, KEY_BLOCK, 2, 4),
+    torch.float32: Tile(1, 32, 2, 4),
 }
 
 
@@ -171,3 +181,13 @@ def _multiprocessors(device: torch.device) -> int:
 def num_processors(device: torch.device) -> int:
     """Multiprocessors of the device; it sizes grids and changes no result."""
     return _multiprocessors(device) if device.type == "cuda" else FEWEST_PROCESSORS
+
+
+def parts_of(num_rows: int, resident: int) -> int:
+    """Programs a row: few, yet so that ``resident`` programs at once leave few places empty."""
+    most = max(1, 4 * resident // num_rows)
+    full = [
+        num_rows * parts / (resident * -(-num_rows * parts // resident))
+        for parts in range(1, most + 1)
+    ]
+    return next(parts for parts, share in enumerate(full, 1) if share >= max(full) - 0.05)

@@ -112,9 +112,8 @@ def _launch(
     _require_size(k)
     num_rows, device = out.ids.shape[0], count.device
     num_columns = k if scores is None else scores.shape[1]
-    processors = num_processors(device)
-    sizes = search or search_for(k, num_rows, num_columns, processors)
-    programs = min(num_rows, processors * sizes.programs)
+    sizes = search or search_for(k, num_rows, num_columns, num_processors(device))
+    programs = min(num_rows, num_processors(device) * sizes.programs)
     num_words = -(-max(num_columns, sizes.cap) // WORD)
     scratch = torch.empty(
         (programs, 2 * sizes.cap + 3 * num_words), dtype=torch.int32, device=device

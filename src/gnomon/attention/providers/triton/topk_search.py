@@ -46,9 +46,9 @@ def between(low, high, share):
 def search(keys, wanted, slack, low, at_low):
     """A key that wanted .. wanted + slack of ``keys`` reach, or the greatest that wanted reach.
 
-    ``at_low`` of them, at least ``wanted``, reach ``low``. Pivots are interpolated between counts
-    (the Illinois rule: an end that stays counts half), which takes half as many as bisection where
-    scores are smooth; after LONGEST of them the rest is bisected.
+    Returns it and how many reach it. ``at_low`` keys, at least ``wanted``, reach ``low``.
+    Pivots are interpolated between counts (the Illinois rule: an end that stays counts half), which
+    takes half as many as bisection where scores are smooth; after LONGEST the rest is bisected.
     """
     high, at_high = tl.max(keys) + 1, tl.zeros([], tl.int32)
     low_weight, high_weight = tl.full([], 1.0, tl.float32), tl.full([], 1.0, tl.float32)
@@ -68,12 +68,12 @@ def search(keys, wanted, slack, low, at_low):
         low, at_low = tl.where(is_low, pivot, low), tl.where(is_low, reached, at_low)
         high, at_high = tl.where(is_low, high, pivot), tl.where(is_low, at_high, reached)
         turn += 1
-    return low
+    return low, at_low
 
 
 @triton.jit
 def sampled_pivot(row_ptr, length, rank, SAMPLE: tl.constexpr):
-    """A key that about ``rank`` of SAMPLE columns of the row reach."""
+    """A key that about ``rank`` of SAMPLE columns of the row reach, and how many do."""
     place = hidden_zero(length) + tl.arange(0, SAMPLE)
     group = (place // GROUP).to(tl.int64) * length // (SAMPLE // GROUP)
     keys = sort_key(tl.load(row_ptr + group + place % GROUP))
@@ -99,11 +99,13 @@ def around(keys, low, HAS_MARGIN: tl.constexpr):
 def mark_row(
     row_ptr, length, low, words_ptr, ties_ptr, BLOCK: tl.constexpr, HAS_MARGIN: tl.constexpr
 ):
-    """``mark_keys`` and ``around`` of all columns of the row."""
+    """``mark_keys`` and ``around`` of all columns of the row; and whether a score is NaN."""
     num_above, num_at = tl.zeros([], tl.int32), tl.zeros([], tl.int32)
+    num_nan = tl.zeros([], tl.int32)
     least, greatest = tl.full([], HIGHEST, tl.int32), tl.full([], BELOW, tl.int32)
     for start in range(0, length, BLOCK):
-        keys, _ = load_keys(row_ptr, start, length, BLOCK)
+        keys, is_nan = load_keys(row_ptr, start, length, BLOCK)
+        num_nan += tl.max(is_nan.to(tl.int32))
         group = start // WORD + tl.arange(0, BLOCK // WORD)
         bit = (tl.full([WORD], 1, tl.int32) << tl.arange(0, WORD))[None, :]
         is_word = group * WORD < length
@@ -114,7 +116,7 @@ def mark_row(
         num_at += at
         least = tl.minimum(least, lower)
         greatest = tl.maximum(greatest, upper)
-    return num_above, num_at, least, greatest
+    return num_above, num_at, least, greatest, num_nan > 0
 
 
 @triton.jit

@@ -41,6 +41,7 @@ from gnomon.attention.providers.triton.topk_search import (
 )
 
 TRIES = tl.constexpr(3)
+TIED = tl.constexpr(16)
 
 
 @triton.jit
@@ -165,14 +166,17 @@ def topk_kernel(
                 rank = tl.maximum((TARGET * SAMPLE / length.to(tl.float32)).to(tl.int32), 1)
                 tries = tl.zeros([], tl.int32)
                 while (tries < TRIES) & ((total <= K) | (total > CAP)):
-                    pivot = sampled_pivot(row_ptr, length, rank, SAMPLE)
-                    tl.debug_barrier()  # what was marked and counted before has been read
-                    has_nan = mark_scores(row_ptr, length, pivot, words, BLOCK)
-                    tl.debug_barrier()
-                    total = rank_words(words, ties, prefix, num_words, 0, False, CHUNK)
-                    doubled, halved = tl.minimum(2 * rank, SAMPLE), tl.maximum(rank // 2, 1)
-                    rank = tl.where(total <= K, doubled, halved)
-                    tries += 1
+                    pivot, reached = sampled_pivot(row_ptr, length, rank, SAMPLE)
+                    if reached > 2 * rank + TIED:  # equal scores in numbers: no guess parts them
+                        tries = TRIES
+                    else:
+                        tl.debug_barrier()  # what was marked and counted before has been read
+                        has_nan = mark_scores(row_ptr, length, pivot, words, BLOCK)
+                        tl.debug_barrier()
+                        total = rank_words(words, ties, prefix, num_words, 0, False, CHUNK)
+                        doubled, halved = tl.minimum(2 * rank, SAMPLE), tl.maximum(rank // 2, 1)
+                        rank = tl.where(total <= K, doubled, halved)
+                        tries += 1
                 if (total > K) & (total <= CAP):
                     tl.debug_barrier()
                     gather_marked(
@@ -189,13 +193,13 @@ def topk_kernel(
                     pivot = tl.min(tl.where(place < total, keys, HIGHEST))
                 else:
                     keys = tl.load(found_keys + place, mask=place < total, other=BELOW)
-                low = search(keys, K, 0, pivot, total)
+                low, _ = search(keys, K, 0, pivot, total)
                 num_above, num_at, least, greatest = around(keys, low, margin_ptr is not None)
                 mark_keys(keys, group, low, words, ties)
                 num_words = tl.cdiv(total, WORD)
             else:
                 low = bisect_row(row_ptr, length, K, pivot, BLOCK)
-                num_above, num_at, least, greatest = mark_row(
+                num_above, num_at, least, greatest, has_nan = mark_row(
                     row_ptr, length, low, words, ties, BLOCK, margin_ptr is not None
                 )
             need = K - num_above
