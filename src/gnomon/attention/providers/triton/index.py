@@ -5,7 +5,7 @@ Out: fp32 scores [M, N], −inf from count[m] on; the `lazy_` forms leave those 
 Under an `index_k` layout queries are codes times a power of two (KVLayout.rounds_queries): the
 `_codes` kernels take the codes of queries and keys back exactly and multiply FP8 by FP8.
 Fixed bits: a score depends on its row, its key and the tile, never on other rows, chunks or pages;
-the `_fixed` kernels use one tile (one row, KEY_BLOCK keys) for contiguous and paged keys alike.
+the `_fixed` kernels use tiles of one row for contiguous and paged keys alike.
 Not here: the kernels themselves (index_tiles.py), which form is bound (__init__.py, dispatch.py).
 """
 
@@ -22,7 +22,7 @@ from torch import Tensor
 from gnomon.attention.dispatch import OpNeed
 from gnomon.attention.layouts.base import PagedPool
 from gnomon.attention.ops.values import RowPages
-from gnomon.attention.providers.torch.cache import context_gather
+from gnomon.attention.providers.triton.cache import context_gather
 from gnomon.attention.providers.triton.index_tiles import paged_scores_kernel, scores_kernel
 from gnomon.attention.providers.triton.index_views import (
     CODE,
