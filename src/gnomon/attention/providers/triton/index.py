@@ -22,7 +22,7 @@ from torch import Tensor
 from gnomon.attention.dispatch import OpNeed
 from gnomon.attention.layouts.base import PagedPool
 from gnomon.attention.ops.values import RowPages
-from gnomon.attention.providers.triton.cache import context_gather
+from gnomon.attention.providers.triton.cache_gather import context_gather
 from gnomon.attention.providers.triton.index_tiles import paged_scores_kernel, scores_kernel
 from gnomon.attention.providers.triton.index_views import (
     CODE,
