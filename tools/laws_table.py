@@ -26,7 +26,6 @@ COMING = (
     "host tier",
     "drafts",
     "real ranks",
-    "graphs",
     "parsers",
     "GPU",
 )

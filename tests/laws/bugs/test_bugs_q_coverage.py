@@ -126,3 +126,21 @@ def test_q6_a_choice_does_not_change_with_the_mode() -> None:
     assert found[0] == found[1] == found[2]
     with pytest.raises(ConfigError, match="no provider is called 'fa4'"):
         bind_operators(OpNeed(), PORTABLE, "fa4")
+
+
+@pytest.mark.parametrize("heads", [8, 16])
+def test_q2_few_heads_are_not_padded_to_many(heads: int) -> None:
+    """Their block holds 16 rows, and they get what they would get among 64."""
+    tiles = pytest.importorskip("gnomon.attention.providers.triton.attention_tiles")
+    for is_packed in (False, True):
+        assert tiles.choose_tile(heads, 512, torch.bfloat16, is_packed).heads == 16
+    case = op_case([5], [40], rank=4, rope=2, heads=64, page_size=16)
+    rows = case.geometry.rows
+    ids = torch.arange(40).expand(5, -1).masked_fill(torch.arange(40) >= rows.kv_len[:, None], -1)
+    slots = case.geometry.tables["tokens"].slots(rows.request[:, None], ids)
+    kernel = operators("torch").kernels["sparse_mla"]
+    rest = case.pool, slots, rows.kv_len, 0.5
+    every = kernel(case.q_latent.data, case.q_rope.data, *rest)
+    few = kernel(case.q_latent.data[:, :heads], case.q_rope.data[:, :heads], *rest)
+    assert torch.allclose(few[0], every[0][:, :heads], atol=1e-12)
+    assert torch.allclose(few[1], every[1][:, :heads], atol=1e-12)
