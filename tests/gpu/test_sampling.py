@@ -37,7 +37,6 @@ KINDS: list[dict[str, object]] = [
     {"temperature": 0.0, "frequency_penalty": 1.0, "min_tokens": 9, "stop_token_ids": [5]},
     {"temperature": 0.0, "logprobs": 5},
 ]
-FREE = [{"temperature": 1.0}, {"temperature": 0.0}, {"temperature": 1.0, "top_k": 256}]
 
 
 def rows_of(kinds: list[dict[str, object]], count: int) -> list[SampleRow]:
@@ -93,8 +92,8 @@ def test_rows_without_a_likeliest_token_fail_alone(kinds):
     assert all(0 <= token < 5000 for token in sampled.token_ids)
 
 
-@pytest.mark.parametrize("kinds", [KINDS[:1], FREE], ids=["greedy", "drawn"])
-def test_launch_waits_for_nothing_and_takes_few_kernels(kinds):
+@pytest.mark.parametrize("kinds", [KINDS[:1], KINDS], ids=["greedy", "mixed"])
+def test_launch_waits_for_nothing_and_can_be_captured(kinds):
     logits = random_logits(64, 129280, 2.0, 0.0).cuda()
     rows, sampler = rows_of(kinds, 64), Sampler(0)
     sampler.launch(logits, rows)
@@ -106,7 +105,7 @@ def test_launch_waits_for_nothing_and_takes_few_kernels(kinds):
         sampler.launch(logits, rows)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    if kinds is FREE:
+    if kinds is KINDS:  # uploads from fresh memory are not captured
         return
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

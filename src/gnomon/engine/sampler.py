@@ -4,9 +4,8 @@ In:  float32 logits [M, V] and, per row, the request and the position of the tok
 Out: SampledRows: token ids, log-probabilities where asked for, and for each row whose logits
      hold NaN or have no finite maximum the reason; its request fails alone.
 How a token is chosen: sampling_draw.py.
-Two halves: `launch` queues the work on the device and waits for nothing, unless a row has top-p or
-min-p without a short top-k; `PendingSample.finish` takes what has come to the host. `sample` is
-one after the other. Rows that ask for nothing but a token cost no turn of a Python loop.
+Two halves: `launch` queues the work on the device and waits for nothing; `PendingSample.finish`
+takes what has come to the host. `sample` is one after the other.
 The sampler owns the SamplingState of every live request: made at its first sample, gone with
 `drop` when the request is finished; preemption in between changes nothing.
 Not here: whether the token ends the request (scheduler), speculation.

@@ -9,12 +9,14 @@ logit + temperature · gumbel(seed, position, choice, token) among the tokens th
 (the Gumbel-max trick; the same as a race of exponential clocks). Ties go to the lower id. Every
 token's number is its own: no order, no sum, so neither mates nor the device can move a draw, and
 filters and temperatures leave the noise as it is. Sums are float64.
-On a GPU two launches do it for all rows (sampling_triton.py); only filtered rows are sorted.
+On a GPU two launches do it for all rows (sampling_triton.py); filtered rows look for their edge
+before (sampling_edges_triton.py). Nothing waits for the device.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gnomon.attention.upload import upload
-from gnomon.engine.sampling_filters import NUM_LEADING, Filters, last_kept
+from gnomon.engine.sampling_filters import Filters, last_kept
 from gnomon.engine.sampling_noise import gumbels
 
 
@@ -57,12 +59,14 @@ class Cut:
 
 
 def choose(logits: Tensor, wishes: Wishes | None) -> Chosen:
-    """One token per row (module docstring). Waits for the device only to filter a long tail."""
-    cut = None if wishes is None else _cut(logits, wishes)
+    """One token per row (module docstring)."""
     if logits.is_cuda:
-        from gnomon.engine.sampling_triton import race  # triton has no place on other machines
+        from gnomon.engine import sampling_edges_triton as edges  # nothing for other machines
+        from gnomon.engine import sampling_triton
 
-        return race(logits, wishes, cut)
+        cut = None if wishes is None else cut_of(logits, wishes, edges.last_kept)
+        return sampling_triton.race(logits, wishes, cut)
+    cut = None if wishes is None else cut_of(logits, wishes, last_kept)
     chosen = logits.argmax(dim=-1)
     if wishes is not None:
         rows = np.flatnonzero(wishes.temperature > 0)
@@ -86,7 +90,9 @@ def _winners(logits: Tensor, wishes: Wishes, rows: NDArray[np.int64], cut: Cut |
     return score.argmax(dim=-1)
 
 
-def _cut(logits: Tensor, wishes: Wishes) -> Cut | None:
+def cut_of(
+    logits: Tensor, wishes: Wishes, find_last: Callable[[Tensor, Filters], Tensor]
+) -> Cut | None:
     """The cut of every row, None if no row is filtered."""
     num_rows, num_tokens = logits.shape
     has_top_k = (wishes.top_k > 0) & (wishes.top_k < num_tokens)
@@ -98,9 +104,8 @@ def _cut(logits: Tensor, wishes: Wishes) -> Cut | None:
     floats = np.stack([wishes.temperature[rows], wishes.top_p[rows], wishes.min_p[rows]])
     index, placed, top_k_there = upload([rows, floats, top_k], logits.device)
     temperature, top_p, min_p = placed.unbind(0)
-    is_short = bool(top_k.max() <= NUM_LEADING)
     picked = logits[index]
-    last = last_kept(picked, Filters(temperature, top_k_there, top_p, min_p, is_short))
+    last = find_last(picked, Filters(temperature, top_k_there, top_p, min_p))
     edge = logits.new_full((num_rows,), -math.inf)
     token_id = torch.full((num_rows,), num_tokens, dtype=torch.int64, device=logits.device)
     edge[index] = picked.gather(-1, last[:, None]).squeeze(-1)

@@ -7,7 +7,7 @@ Maths: the kept tokens are a prefix of the order "logit descending, then token i
 of them; min-p those of at least min_p times the greatest probability; top-p, taken over what these
 two left, the shortest prefix whose mass reaches top_p. Mass is float64.
 Cost: a row first looks at its `NUM_LEADING` best and sorts the whole vocabulary only if the edge
-lies beyond. That asks the device, unless every row has a top-k of at most NUM_LEADING.
+lies beyond. That asks the device, so a GPU has its own way: sampling_edges_triton.py.
 """
 
 from __future__ import annotations
@@ -24,13 +24,12 @@ NUM_LEADING = 256
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Filters:
-    """What to keep of each row's distribution. ``is_short``: every top_k is <= NUM_LEADING."""
+    """What to keep of each row's distribution."""
 
     temperature: Tensor  # [M] float64, > 0
     top_k: Tensor  # [M] int64, V where it is off
     top_p: Tensor  # [M] float64
     min_p: Tensor  # [M] float64
-    is_short: bool = False
 
     def rows(self, index: Tensor) -> Filters:
         """The filters of the given rows only."""
@@ -42,7 +41,7 @@ class Filters:
 def last_kept(logits: Tensor, filters: Filters) -> Tensor:
     """One token id per row (module docstring)."""
     token_ids, is_settled = _last_of_leading(logits, filters, NUM_LEADING)
-    if not filters.is_short and not bool(is_settled.all()):
+    if not bool(is_settled.all()):
         rest = (~is_settled).nonzero().squeeze(-1)
         whole = _last_of_leading(logits[rest], filters.rows(rest), logits.shape[-1])
         token_ids[rest] = whole[0]

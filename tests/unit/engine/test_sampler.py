@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gnomon.engine import sampling_draw, sampling_filters
+from gnomon.engine import sampling_filters
 from gnomon.engine.messages import EngineRequest
 from gnomon.engine.sampler import Sampler, SampleRow
 from gnomon.engine.sampling_noise import gumbels
@@ -82,16 +82,12 @@ def test_draw_follows_the_filtered_distribution(rows, width, spread, grain, seed
     logits = torch.randn(len(rows), 40, generator=generator) * spread
     if grain:
         logits = (logits / grain).round() * grain  # many exact ties
-    original = sampling_filters.NUM_LEADING
-    modules = (sampling_filters, sampling_draw)
-    for module in modules:
-        module.NUM_LEADING = width
+    original, sampling_filters.NUM_LEADING = sampling_filters.NUM_LEADING, width
     try:
         requests = [request(f"r{i}", **row) for i, row in enumerate(rows)]
         sampled = Sampler(0).sample(logits, [SampleRow(r, 3) for r in requests])
     finally:
-        for module in modules:
-            module.NUM_LEADING = original
+        sampling_filters.NUM_LEADING = original
     for row, one in enumerate(requests):
         numbers = noise(one.params.seed, 3, 0, 40)
         assert sampled.token_ids[row] == picked(logits[row].tolist(), one.params, numbers)
