@@ -56,10 +56,21 @@ def test_bits_alone_are_the_bits_in_company_and_in_chunks(model: str) -> None:
     for one in asked:
         for key, row in logits_of(core, [one]).items():
             assert torch.equal(row, together[key]), key
-    chunked = logits_of(make(model, max_prefill_chunk=7, dense_route="never"), asked)
-    whole = logits_of(make(model, dense_route="never"), asked)
-    for key, row in chunked.items():
-        assert torch.equal(row, whole[key]), key
+    for key, row in logits_of(make(model, max_prefill_chunk=7), asked).items():
+        assert torch.equal(row, together[key]), key
+
+
+def test_bits_after_a_prefix_hit_are_those_of_the_whole_prompt() -> None:
+    core = tiny_core(deterministic=True)
+    first = logits_of(core, [request("a", prompt(100), NUM_NEW)])
+    again = logits_of(core, [request("b", prompt(100), NUM_NEW)])
+    for (_, place), row in first.items():
+        assert torch.equal(again["b", place], row), place
+
+
+def test_a_route_of_its_own_rounding_is_refused() -> None:
+    with pytest.raises(ConfigError, match="dense_route"):
+        tiny_core(deterministic=True, dense_route="always_when_allowed")
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float64"])

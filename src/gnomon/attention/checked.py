@@ -158,6 +158,7 @@ class CheckedOperators(Operators):
                 for op, kernel in ops.kernels.items()
             },
             self._providers,
+            products=ops.products,
         )
 
     def begin_layer(self, layer: int) -> None:

@@ -18,6 +18,7 @@ from gnomon.attention.geometry import RowAxis
 from gnomon.attention.layouts.plain import PlainLayout
 from gnomon.attention.ops.fusions import FUSIONS
 from gnomon.attention.ops.operators import Operators
+from gnomon.attention.ops.products import TORCH, Products
 from gnomon.attention.ops.workspace import UnpackedMla, move_slots
 from gnomon.attention.requirement import OpNeed, Requirement, Sizes, Verdict
 from gnomon.errors import ConfigError, UnsupportedError
@@ -203,7 +204,7 @@ def bind_operators(
     if attend is not None:
         move = fused.get("move_slots", move_slots)
         unpacked = UnpackedMla(attend, kernels["context_gather"], move)
-    return Operators(kernels, names, fused, unpacked), choices
+    return Operators(kernels, names, fused, unpacked, _products(choices, need)), choices
 
 
 def _plain_attention(
@@ -222,6 +223,26 @@ def _plain_attention(
     except UnsupportedError:
         return None  # a forced provider that reads packed latents alone
     return provider.kernel("sparse_mla", plain)
+
+
+def _products(choices: Sequence[Choice], need: OpNeed) -> Products:
+    """Who multiplies with plain weights: torch, or kernels of whoever serves the norms.
+
+    On a CPU rows are padded instead (row_bits.py); a GPU's library rounds by the number of rows.
+    """
+    if not need.is_deterministic:
+        return TORCH
+    provider = next(choice.provider for choice in choices if choice.op == "rms_norm")
+    linear, by_head = (provider.fusion(name, need) for name in ("linear", "multiply_heads"))
+    if linear is not None and by_head is not None:
+        return Products(linear, by_head, is_fixed=True)
+    if need.device != "cpu":
+        raise UnsupportedError(
+            f"provider {provider.name!r} has no matrix products whose bits do not hang on the "
+            f"batch on {need.device}; leave deterministic out, or leave the choice of providers "
+            "to auto (triton has them)"
+        )
+    return TORCH
 
 
 def _fusions(choices: Sequence[Choice], need: OpNeed) -> dict[str, Callable[..., Any]]:

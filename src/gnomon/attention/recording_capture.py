@@ -22,6 +22,7 @@ from torch import Tensor
 
 from gnomon.attention.geometry import Geometry
 from gnomon.attention.ops.operators import Kernel, Operators
+from gnomon.attention.ops.products import Products
 from gnomon.attention.ops.values import RopeRows
 from gnomon.attention.plan import StepPlan
 from gnomon.attention.recording import RecordedCall, pool_part, value_bytes
@@ -90,7 +91,7 @@ class Capture:
             op: self._wrap(op, kernel) if op in SHAPES else kernel
             for op, kernel in ops.kernels.items()
         }
-        return _CapturingOperators(kernels, self)
+        return _CapturingOperators(kernels, self, ops.products)
 
     def begin_layer(self, layer: int) -> None:
         """The model begins a layer."""
@@ -202,8 +203,8 @@ class Capture:
 class _CapturingOperators(Operators):
     """Operators whose kernels are captured; tells the capture where layers begin."""
 
-    def __init__(self, kernels: Mapping[str, Kernel], capture: Capture) -> None:
-        super().__init__(kernels)
+    def __init__(self, kernels: Mapping[str, Kernel], capture: Capture, products: Products) -> None:
+        super().__init__(kernels, products=products)
         self._capture = capture
 
     def begin_layer(self, layer: int) -> None:

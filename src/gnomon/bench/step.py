@@ -97,7 +97,7 @@ def _time_head(parts: Parts, num_rows: int, device: torch.device) -> Timing | No
     hidden = torch.zeros(
         num_rows, model.config.hidden_size, dtype=model.embedding.dtype, device=device
     )
-    taken = time_calls({"head": lambda: model.logits(hidden)}, device, num_runs=5)["head"]
+    taken = time_calls({"head": lambda: parts.runner.logits(hidden)}, device, num_runs=5)["head"]
     return taken if isinstance(taken, Timing) else None
 
 

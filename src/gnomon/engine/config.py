@@ -128,7 +128,7 @@ class EngineConfig:
     ] = None
     deterministic: A[
         bool,
-        Flag("the bits of an answer do not depend on other requests (float32; costs speed)"),
+        Flag("the bits of an answer do not depend on other requests (CPU: float32; costs speed)"),
     ] = False
     enforce_eager: A[bool, Flag("never capture CUDA graphs (they do not exist on CPU)")] = False
     overlap: A[

@@ -134,7 +134,8 @@ def _by_rows(
         if found is not None:
             taken[op], kernels[op] = found
             names[op] = "by rows"
-    return Operators(kernels, names, ops.fusions, ops.unpacked), tuple(taken.values())
+    bound = Operators(kernels, names, ops.fusions, ops.unpacked, ops.products)
+    return bound, tuple(taken.values())
 
 
 def _served(

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from gnomon.attention.checked import CheckLevel
 from gnomon.attention.layouts import IndexKeyDims, KVLayout, LatentDims, choose_layout
 from gnomon.attention.layouts.plain import PlainLayout
 from gnomon.attention.layouts.registry import candidates
+from gnomon.attention.routes import DensePolicy
 from gnomon.cache.budget import pages_for_budget
 from gnomon.cache.schema import CacheSchema
 from gnomon.engine.config import EngineConfig, parse_bytes
@@ -37,6 +39,13 @@ CACHE_SHARE = 0.5  # of the memory that is free, where nothing is stated
 DEFAULT_NUM_SEQS = 256
 DEFAULT_NUM_TOKENS = 2048
 GROUP = "tokens"
+FIXED_DTYPES: Mapping[str, tuple[torch.dtype, ...]] = MappingProxyType(
+    {
+        "cpu": (torch.float32,),
+        "cuda": (torch.float32, torch.bfloat16, torch.float16),
+    }
+)
+"""Device -> dtypes in which an answer's bits can be made not to hang on other requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +90,7 @@ def resolve(
 ) -> ResolvedConfig:
     """All values. `weight_bytes`: what the weights will take on each of `num_ranks` devices."""
     found = _Findings(config)
-    dtype = _dtype(found, model)
+    dtype = _dtype(found, model, machine.device)
     check, source = check_level(config.check, os.environ)
     found.note("check", str(check), source)
     found.note("device", machine.device, "machine", "a GPU if there is one")
@@ -144,17 +153,33 @@ class _Findings:
         return self.fields.setdefault(name, Resolution(value, source, reason)).value
 
 
-def _dtype(found: _Findings, model: ModelConfig) -> torch.dtype:
+def _dtype(found: _Findings, model: ModelConfig, device: str) -> torch.dtype:
     name = str(model.torch_dtype).removeprefix("torch.")
     chosen = found.note("dtype", name, "model", "what its config.json says")
     dtype = getattr(torch, chosen)
     assert isinstance(dtype, torch.dtype)
-    if found.config.deterministic and dtype is not torch.float32:
-        raise ConfigError(
-            f"deterministic is on and dtype is {chosen}: only in float32 can the bits of an answer "
-            "be kept apart from other requests. Set dtype to float32, or leave deterministic out."
-        )
+    if found.config.deterministic:
+        _require_fixed_bits(found, dtype, device)
     return dtype
+
+
+def _require_fixed_bits(found: _Findings, dtype: torch.dtype, device: str) -> None:
+    """Refuse what a deterministic run cannot keep; settle the route that it has to take."""
+    able = FIXED_DTYPES[device]
+    name = str(dtype).removeprefix("torch.")
+    if dtype not in able:
+        names = ", ".join(str(one).removeprefix("torch.") for one in able)
+        raise ConfigError(
+            f"deterministic is on and dtype is {name}: on {device} the bits of an answer can be "
+            f"kept apart from other requests in {names} only. Set dtype to float32, or leave "
+            "deterministic out."
+        )
+    if found.config.dense_route == DensePolicy.ALWAYS:
+        raise ConfigError(
+            f"deterministic is on and dense_route is {found.config.dense_route}: the two routes "
+            "round differently, and chunks of a prompt may take either. Leave dense_route out."
+        )
+    found.note("dense_route", str(DensePolicy.NEVER), "deterministic", "one route, one rounding")
 
 
 def _step_limits(found: _Findings) -> tuple[int, int]:

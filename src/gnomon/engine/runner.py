@@ -123,7 +123,7 @@ class Runner:
         step = AttentionStep(batch.geometry, batch.plan, self._pools, ops, taps.selection)
         output = self._model.forward(batch.token_ids, step)
         hidden = output.hidden.data
-        logits = self._logits(hidden.index_select(0, batch.logit_rows))
+        logits = self.logits(hidden.index_select(0, batch.logit_rows))
         if taps.logits is not None:
             self._tell(taps.logits, batch, hidden, logits)
         return RunOutput(
@@ -147,20 +147,20 @@ class Runner:
         """Whether checked mode has nothing to look at in the next step, which then counts."""
         return self._checker is None or self._checker.skip_step()
 
-    def _logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor) -> Tensor:
         """Logits [M, V] of hidden [M, D], computed on a padded number of rows."""
         num_rows = hidden.shape[0]
         missing = -num_rows % self._row_multiple
         if missing:
             hidden = torch.cat([hidden, hidden.new_zeros(missing, hidden.shape[1])])
-        return self._model.logits(hidden)[:num_rows].float()
+        return self._model.logits(hidden, self._ops)[:num_rows].float()
 
     def _tell(self, tap: LogitsTap, batch: Batch, hidden: Tensor, sampled: Tensor) -> None:
         if tap.wants_every_row:
             request, position = batch.geometry.rows.host_rows()
             rows = batch.geometry.rows.host_live_rows()
             names = [batch.request_ids[request[row]] for row in rows]
-            every = self._logits(hidden)
+            every = self.logits(hidden)
             every[batch.logit_rows] = sampled  # to the bit what the sampler saw
             tap.logits(names, position[rows].tolist(), every[torch.from_numpy(rows)])
         else:
@@ -175,7 +175,7 @@ class Runner:
             found = scored[part.request.request_id] = []
             for start in range(0, len(part.rows), PROMPT_SLICE):
                 rows = part.rows[start : start + PROMPT_SLICE]
-                logits = self._logits(hidden[rows.start : rows.stop])
+                logits = self.logits(hidden[rows.start : rows.stop])
                 chosen = ids[start : start + len(rows)]
                 found += token_logprobs(logits, chosen, [num_top] * len(rows))
         return scored

@@ -15,6 +15,7 @@ from gnomon.attention.dispatch import Choice
 from gnomon.attention.plan import Budget, Capabilities
 from gnomon.attention.routes import AttentionDims, DensePolicy, RoutePolicy
 from gnomon.engine.batch import BatchRules
+from gnomon.engine.config import EngineConfig
 from gnomon.engine.graphs import GraphRules
 from gnomon.engine.memory_plan import GPU_BUDGET
 from gnomon.engine.resolve import ResolvedConfig
@@ -28,7 +29,9 @@ def batch_rules(
 ) -> BatchRules:
     """The rules of a configuration."""
     config = resolved.given
-    multiple = FIXED_ROW_MULTIPLE if config.deterministic else 1
+    # A GPU's fixed products need no padding, a CPU's do.
+    is_padded = config.deterministic and resolved.device.type == "cpu"
+    multiple = FIXED_ROW_MULTIPLE if is_padded else 1
     return BatchRules(
         dims=dims,
         page_size=config.block_size,
@@ -37,8 +40,13 @@ def batch_rules(
         graph_rows=decode_buckets(resolved.max_num_seqs, multiple) if has_graphs else (),
         capabilities=capabilities_of(choices),
         budget=GPU_BUDGET if resolved.device.type == "cuda" else Budget(),
-        policy=RoutePolicy(DensePolicy(config.dense_route)),
+        policy=RoutePolicy(dense_policy(config)),
     )
+
+
+def dense_policy(config: EngineConfig) -> DensePolicy:
+    """The dense route's: by the flag; never in deterministic runs, whose chunks may not differ."""
+    return DensePolicy.NEVER if config.deterministic else DensePolicy(config.dense_route)
 
 
 def with_overrides(rules: BatchRules, rows: int | None, budget: Budget | None) -> BatchRules:

@@ -102,7 +102,7 @@ class MixtureOfExperts:
     def __call__(self, x: SharedInput, step: AttentionStep) -> Tensor:
         """[R, D] -> [R, D]; padding rows get expert −1 and reach the shared expert only."""
         tap, rows = step.tap, step.geometry.rows
-        logits = self.router(x.values)
+        logits = self.router(x.values, step.ops)
         has_padding = rows.num_live < rows.num_rows or not rows.is_exact
         request = rows.request if has_padding else None
         want_margin = tap is not None and tap.wants_margin

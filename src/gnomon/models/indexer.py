@@ -91,7 +91,7 @@ class Indexer:
         if sparse is None:
             return None, None
         chosen_by = sparse.take(RowTensor(geometry.rows, h.values)).data
-        weights = RowTensor(sparse.axis, self.head_weights(chosen_by))
+        weights = RowTensor(sparse.axis, self.head_weights(chosen_by, step.ops))
         want_margin = tap is not None and tap.wants_margin
         selection = step.ops.index_select(
             query,

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from gnomon.attention import block_fp8
 from gnomon.attention.block_fp8 import GROUP, BlockFp8Weight, Fp8Rows
@@ -63,7 +62,7 @@ class Linear:
         """[R, N] of x [R, K], in x's dtype. Rows that are FP8 already need an FP8 weight."""
         if isinstance(self.weight, Tensor):
             assert not isinstance(x, Fp8Rows)
-            return F.linear(x.values if isinstance(x, SharedInput) else x, self.weight)
+            return ops.linear(x.values if isinstance(x, SharedInput) else x, self.weight)
         if isinstance(x, Tensor):
             x = ops.quantise_rows(x, self.weight.is_power_of_two)
         elif isinstance(x, SharedInput):
@@ -92,15 +91,19 @@ class WideLinear:
         parts = exact_parts(weight, dtype)
         return cls(weight, None if parts is None else parts.flatten(0, 1))
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, ops: Operators) -> Tensor:
         """[R, N] float32 (float64) of x [R, K]."""
         if self.parts is None or x.dtype != self.parts.dtype:
-            return F.linear(x.to(self.weight.dtype), self.weight)
-        products = torch.mm(x, self.parts.T, out_dtype=torch.float32)
+            return ops.linear(x.to(self.weight.dtype), self.weight)
+        products = ops.linear(x, self.parts, torch.float32)
         num_outputs = self.weight.shape[0]
         if products.shape[1] == num_outputs:
             return products
-        return products.view(x.shape[0], -1, num_outputs).sum(1)
+        by_part = products.view(x.shape[0], -1, num_outputs)
+        if not ops.products.is_fixed:
+            return by_part.sum(1)  # one launch, in an order that torch chooses by the rows
+        first, second, *third = by_part.unbind(1)
+        return first + second if not third else first + second + third[0]
 
 
 def exact_parts(weight: Tensor, dtype: torch.dtype) -> Tensor | None:

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from gnomon.attention.geometry import RowSubset, RowTensor
 from gnomon.attention.indices import KeySet
@@ -142,8 +141,7 @@ class LatentAttention:
     def _attend_sparse(self, query: Query, keys: KeySet, step: AttentionStep) -> RowTensor:
         """Absorbed: [M, H, dv]."""
         axis = query.nope.axis
-        # [H, M, dn] @ [H, dn, D_c]: one product a head
-        absorbed = torch.bmm(query.nope.data.transpose(0, 1), self.up_key).transpose(0, 1)
+        absorbed = step.ops.multiply_heads(query.nope.data, self.up_key)  # [M, H, D_c]
         attended = step.ops.sparse_mla(
             RowTensor(axis, absorbed),
             query.rope,
@@ -152,10 +150,9 @@ class LatentAttention:
             step.geometry.tables["tokens"],
             self.scale,
         )
-        latent = attended.out.data.transpose(0, 1)  # [H, M, D_c]
         # Heads of a row side by side, as the output's product reads them: no copy after this.
-        value = latent.new_empty((axis.num_rows, *self.up_value.shape[:2]))
-        torch.bmm(latent, self.up_value.transpose(1, 2), out=value.transpose(0, 1))
+        to_values = self.up_value.transpose(1, 2)  # [H, D_c, dv]
+        value = step.ops.multiply_heads(attended.out.data, to_values, is_packed=True)
         return RowTensor(axis, value)
 
     def _attend_dense(self, query: Query, step: AttentionStep) -> RowTensor:
@@ -188,7 +185,7 @@ class LatentAttention:
         ]
         entries = gathered[0] if len(gathered) == 1 else torch.cat(gathered)
         latent, rope = entries[:, : self.latent_dim], entries[:, self.latent_dim :]
-        heads = F.linear(latent, self.kv_b).view(len(latent), self.num_heads, -1)
+        heads = step.ops.linear(latent, self.kv_b).view(len(latent), self.num_heads, -1)
         key_nope, value = heads[..., : self.nope_dim], heads[..., self.nope_dim :]
         return torch.cat((key_nope, rope[:, None].expand(-1, self.num_heads, -1)), dim=-1), value
 

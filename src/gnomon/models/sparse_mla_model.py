@@ -15,11 +15,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from gnomon.attention.geometry import RowTensor, require_axis
 from gnomon.attention.indices import KeySet
 from gnomon.attention.ops.operators import Operators
+from gnomon.attention.ops.products import TORCH
 from gnomon.attention.step import AttentionStep
 from gnomon.models.config import ModelConfig
 from gnomon.models.feed_forward import DenseFeedForward, MixtureOfExperts
@@ -118,9 +118,13 @@ class SparseMlaModel:
         return ForwardOutput(RowTensor(rows, hidden.values), _any_fault(step, faults))
 
     @torch.inference_mode()
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[M, V] float32 (float64 for a float64 model) of hidden rows [M, D]."""
-        logits = F.linear(hidden, self.head)
+    def logits(self, hidden: Tensor, ops: Operators | None = None) -> Tensor:
+        """[M, V] float32 (float64 for a float64 model) of hidden rows [M, D].
+
+        ``ops``: those of the step, which multiply as it does; None: torch multiplies.
+        """
+        products = TORCH if ops is None else ops.products
+        logits = products.linear(hidden, self.head, None)
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 

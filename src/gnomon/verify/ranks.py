@@ -97,7 +97,7 @@ class RankedRunner(Runner):
         hands = deal_rows(batch.geometry.rows, len(self._ranks), self._strategy)
         places = [torch.from_numpy(hand) for hand in hands]
         hidden, nan_rows = self._forward(batch, taps.selection, places)
-        logits = self._logits(hidden.index_select(0, batch.logit_rows))
+        logits = self.logits(hidden.index_select(0, batch.logit_rows))
         if taps.logits is not None:
             self._tell(taps.logits, batch, hidden, logits)
         return RunOutput(

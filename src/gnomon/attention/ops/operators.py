@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from gnomon.attention.block_fp8 import BlockFp8Weight, Fp8Rows
@@ -24,6 +25,7 @@ from gnomon.attention.layouts.base import PagedPool
 from gnomon.attention.ops import fusions
 from gnomon.attention.ops.attend import attend_key_set
 from gnomon.attention.ops.fusions import IndexEntry, LatentEntry
+from gnomon.attention.ops.products import TORCH, Products
 from gnomon.attention.ops.routing import RouterRule, Routing
 from gnomon.attention.ops.select import SelectKernels, select_keys
 from gnomon.attention.ops.values import AttentionOut, IndexTransform, RopeRows, Selection
@@ -43,16 +45,19 @@ class Operators:
         providers: Mapping[str, str] | None = None,
         fused: Mapping[str, Kernel] | None = None,
         unpacked: UnpackedMla | None = None,
+        products: Products = TORCH,
     ) -> None:
         """``providers``: operator to the name of whom its kernel is from, where that is known.
 
         ``fused``: kernels that stand for several operators (ops/fusions.py); none: the parts.
         ``unpacked``: attends packed latents by way of a workspace, where that is quicker.
+        ``products``: who multiplies with plain weights.
         """
         self.kernels: Mapping[str, Kernel] = dict(kernels)
         self.providers: Mapping[str, str] = dict(providers or {})
         self.fusions: Mapping[str, Kernel] = dict(fused or {})
         self.unpacked = unpacked
+        self.products = products
         self._rms_norm: Callable[[Tensor, Tensor, float], Tensor] = kernels["rms_norm"]
         self._layer_norm: Callable[[Tensor, Tensor, Tensor, float], Tensor] = kernels["layer_norm"]
         self._rope: Callable[[Tensor, RopeRows], Tensor] = kernels["rope"]
@@ -69,6 +74,14 @@ class Operators:
 
     def begin_layer(self, layer: int) -> None:
         """The calls from here on are of this layer. For sets of operators that watch or record."""
+
+    def linear(self, x: Tensor, weight: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """[M, N] of x [M, K] and weight [N, K]; of ``dtype``, where that is not theirs."""
+        return self.products.linear(x, weight, dtype)
+
+    def multiply_heads(self, x: Tensor, weight: Tensor, is_packed: bool = False) -> Tensor:
+        """[M, H, N] of x [M, H, K] and weight [H, K, N]; ``is_packed``: contiguous, or any way."""
+        return self.products.by_head(x, weight, is_packed)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Over the last dim: x * rsqrt(mean(x²) + eps) * weight; fp32 inside, one rounding."""

@@ -12,6 +12,7 @@ from gnomon.attention.dispatch import KernelSet, Requirement
 from gnomon.attention.providers.triton import (
     attention,
     cache,
+    fixed,
     index,
     linear,
     moe,
@@ -39,6 +40,7 @@ PROVIDER = KernelSet(
     requirement=Requirement(devices=DEVICES, dtypes=DTYPES, can_capture=True, fixed_dtypes=DTYPES),
     fixed={
         **attention.FIXED,
+        **fixed.FIXED,
         **index.FIXED,
         **index.FIXED_FUSIONS,
         **linear.FIXED,
