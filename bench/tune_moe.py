@@ -1,22 +1,29 @@
 """Measure tiles of matrix products on a GPU, per shape: GB/s, TFLOP/s and the fastest tile.
 
-In:  a CUDA device with Triton. Options: --part experts|linears|all, --seconds (a budget; cells that
-     do not fit are left out and said so), --json FILE for all figures.
-Out: one line per cell with the fastest tile, the tile that tiles.py takes, and both times; weights
-     rotate through more bytes than the L2 cache holds, as in a model.
-Kernels are compiled first, by a process per core, into Triton's cache.
+In:  a CUDA device with Triton. Options: --part experts|linears|all, --rows decode,prefill,
+     --seconds (a budget; cells left out are counted), --json FILE for all figures.
+     ANCHORS=DIR: where DeepGEMM is (fetch_anchors.sh DIR); linears are timed with it too.
+Out: one line per cell: floor, the fastest tile, the tile that tiles.py takes, DeepGEMM, each with
+     its time; below it all tiles. Weights rotate through more bytes than the L2 cache holds, as in
+     a model.
+Kernels are compiled first, by a process per core, into the caches of Triton and DeepGEMM.
+Usage: PYTHONPATH=src ANCHORS=DIR python bench/tune_moe.py --part linears --rows decode --seconds 45
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from tune_moe_cells import (
@@ -32,11 +39,13 @@ from tune_moe_cells import (
     weight,
 )
 
+from gnomon.attention.providers.external import deepgemm
+from gnomon.attention.providers.external.places import Places
 from gnomon.attention.providers.triton import tiles
 from gnomon.attention.providers.triton.linear_quantise import quantise_rows
 from gnomon.attention.providers.triton.tiles import Tile
 
-DECODE_ROWS = (1, 16, 64, 128)
+DECODE_ROWS = (64, 1, 16)
 PREFILL_ROWS = (8192,)
 
 
@@ -51,13 +60,14 @@ def kinds(part: str, rows: tuple[int, ...]) -> list[tuple[str, Tile]]:
             taken = tiles.moe_tiles(9 * num_rows, down, is_fp8=True)
             found += [("first", t) for t in expert_candidates(num_rows, taken.fused)]
             found += [("second", t) for t in expert_candidates(num_rows, taken.down)]
-    return list(dict.fromkeys(found))
+    unlike = {(kind, replace(t, splits=min(t.splits, 2))): (kind, t) for kind, t in found}
+    return list(unlike.values())
 
 
 def compile_share(wanted: list[tuple[str, Tile]]) -> None:
     """Run kernels once over small tensors, whose sizes are multiples of 16 as the real ones are."""
-    x = quantise_rows(torch.randn(16, 512, device="cuda"), False)
-    small = LinearRun(x, [weight(512, 512)])
+    x = quantise_rows(torch.randn(16, 8192, device="cuda"), False)
+    small = LinearRun(x, [weight(512, 8192)])
     experts = ExpertRun(16, weight(16, 512, 512), weight(16, 512, 256))
     calls = {"linear": small, "first": experts.first, "second": experts.second}
     for kind, tile in wanted:
@@ -67,14 +77,35 @@ def compile_share(wanted: list[tuple[str, Tile]]) -> None:
             print(f"not compiled: {kind} {shown(tile)}: {str(error)[:80]}", file=sys.stderr)
 
 
-def timed(cell: Cell, tile: Tile) -> float:
+def library() -> Any:
+    """DeepGEMM, None if ANCHORS is not set or it cannot be had."""
+    folder = os.environ.get("ANCHORS")
+    if not folder:
+        return None
+    try:
+        return deepgemm.find(Places(folder))
+    except Exception as error:
+        print(f"no DeepGEMM: {str(error)[:100]}", flush=True)
+        return None
+
+
+def compile_deepgemm(rows: tuple[int, ...], share: int, num_shares: int) -> None:
+    """Its kernels of the cells that fall to this process."""
+    found = library()
+    shapes = [(m, *shape) for shape in LINEARS.values() for m in rows]
+    for num_rows, columns, width in shapes[share::num_shares] if found is not None else ():
+        x = quantise_rows(torch.ones(num_rows, width, device="cuda"), False)
+        LinearRun(x, [weight(columns, width)]).deepgemm(found)
+
+
+def timed(cell: Cell, call: Callable[[], object]) -> float:
     """Microseconds of one call, over calls in a row that last some milliseconds."""
     start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     count = 3 if cell.flops > 1e11 else 20
     torch.cuda._sleep(5_000_000)  # the host launches meanwhile
     start.record()
     for _ in range(count):
-        cell.run(tile)
+        call()
     stop.record()
     torch.cuda.synchronize()
     return start.elapsed_time(stop) * 1000 / count
@@ -85,8 +116,9 @@ def measure(cell: Cell) -> list[tuple[float, Tile]]:
     found: list[tuple[float, Tile]] = []
     for tile in cell.candidates:
         try:
-            cell.run(tile)
-            found.append((timed(cell, tile), tile))
+            call = functools.partial(cell.run, tile)
+            call()
+            found.append((timed(cell, call), tile))
         except Exception as error:
             print(f"{cell.name} {shown(tile)}: {str(error)[:60]}")
     return sorted(found, key=lambda pair: pair[0])
@@ -100,21 +132,27 @@ def shown(tile: Tile) -> str:
     )
 
 
-def reported(cell: Cell) -> dict[str, object]:
-    """Measure a cell and print its line."""
+def reported(cell: Cell, other: Any) -> dict[str, object]:
+    """Measure a cell, by DeepGEMM (``other``) too if it is there, and print its lines."""
     found = measure(cell)
     if not found:
         return {"cell": cell.name}
     best, tile = found[0]
+    theirs = float("nan")
+    if other is not None and cell.deepgemm is not None:
+        call = functools.partial(cell.deepgemm, other)
+        call()
+        theirs = timed(cell, call)
     now = {tile: us for us, tile in found}.get(cell.taken, float("nan"))
     print(
-        f"{cell.name:24} best {best:8.1f} us {cell.num_bytes / best / 1e3:6.0f} GB/s "
-        f"{cell.flops / best / 1e6:6.0f} TF {shown(tile):22} "
-        f"| now {now:8.1f} {shown(cell.taken)}",
-        flush=True,
+        f"{cell.name:24} floor {cell.floor:7.1f} best {best:8.1f} us = {cell.floor / best:4.2f} "
+        f"{cell.num_bytes / best / 1e3:6.0f} GB/s {cell.flops / best / 1e6:6.0f} TF "
+        f"{shown(tile):22} | now {now:8.1f} {shown(cell.taken)} | DeepGEMM {theirs:8.1f}"
     )
     times = [(us, shown(t)) for us, t in found]
-    return {"cell": cell.name, "bytes": cell.num_bytes, "flops": cell.flops, "times": times}
+    print("    " + "; ".join(f"{us:.1f} {name}" for us, name in times), flush=True)
+    figures = {"bytes": cell.num_bytes, "flops": cell.flops, "deepgemm": theirs}
+    return {"cell": cell.name, **figures, "times": times}
 
 
 def main() -> None:
@@ -133,6 +171,8 @@ def main() -> None:
     if given.share:
         share, num_shares = given.share
         compile_share(wanted[share::num_shares])
+        if given.part != "experts":
+            compile_deepgemm(rows, share, num_shares)
         return
     begin, num_shares = time.monotonic(), max(1, (os.cpu_count() or 2) - 2)
     command = [sys.executable, *sys.argv, "--share"]
@@ -140,14 +180,14 @@ def main() -> None:
     for process in shares:
         process.wait()
     print(f"{len(wanted)} kernels compiled in {time.monotonic() - begin:.0f} s", flush=True)
-    results, rest = [], 0
+    results, rest, other = [], 0, library()
     parts = [expert_cells(rows)] if given.part != "linears" else []
     parts += [linear_cells(rows)] if given.part != "experts" else []
     for cell in itertools.chain(*parts):
         if time.monotonic() - begin > given.seconds:
             rest += 1
         else:
-            results.append(reported(cell))
+            results.append(reported(cell, other))
     print(f"{time.monotonic() - begin:.0f} s; {rest} cells left out")
     if given.json is not None:
         given.json.write_text(json.dumps(results))

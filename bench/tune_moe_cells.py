@@ -8,7 +8,8 @@ Not here: timing and compiling (tune_moe.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,10 +22,9 @@ from gnomon.attention.providers.triton.tiles import Tile
 
 # Experts, the shared one among them; hidden size; width of an expert.
 EXPERTS = {"h128": (33, 7168, 2048), "tp8": (257, 7168, 256), "glm": (33, 6144, 2048)}
-LINEARS = {
-    "qkv_a": (2112, 7168), "q_b 128": (24576, 1536), "wq_b": (8192, 1536), "o 128": (7168, 16384),
-    "q_b 16": (3072, 1536), "o 16": (7168, 2048), "dense up": (36864, 7168),
-    "dense down": (7168, 18432), "shared up tp8": (512, 7168), "shared down tp8": (7168, 256),
+LINEARS = {  # of h128: (columns, width)
+    "o": (7168, 16384), "q_b": (24576, 1536), "wq_b": (8192, 1536), "q_a|kv_a": (2112, 7168),
+    "dense up": (36864, 7168), "dense down": (7168, 18432),
 }  # fmt: skip
 L2_BYTES = 128 << 20
 
@@ -39,6 +39,12 @@ class Cell:
     taken: Tile
     num_bytes: int
     flops: int
+    deepgemm: Callable[[Any], None] | None = None
+
+    @property
+    def floor(self) -> float:
+        """Microseconds that bytes or products take at the ceilings measured on an H200."""
+        return max(self.num_bytes / 4.264e6, self.flops / 1.481e9)
 
 
 def weight(*shape: int) -> tuple[Tensor, Tensor]:
@@ -61,27 +67,38 @@ def streaming_tiles(rows: int, columns: tuple[int, ...], stages: tuple[int, ...]
 
 
 def linear_candidates(num_rows: int, columns: int, width: int) -> list[Tile]:
-    """Tiles of a dense product, the one in use first."""
+    """Tiles of a dense product, the one in use first; at most eight."""
     taken = tiles.linear_tile(num_rows, columns, width)
     found = [taken]
     if num_rows > 128:
         kinds = (
-            (128, 128, 8, 3),
-            (128, 128, 8, 4),
-            (64, 256, 8, 3),
-            (64, 128, 4, 3),
-            (64, 128, 4, 4),
+            (128, 256, 8, 3, 8),
+            (128, 256, 8, 3, 32),
+            (128, 256, 8, 4, 8),
+            (128, 128, 8, 4, 16),
+            (128, 128, 8, 3, 8),
+            (64, 128, 4, 3, 16),
+            (64, 256, 4, 3, 16),
         )
         found += [
             Tile(rows, wide, 128, warps=warps, stages=stages, group=group)
-            for rows, wide, warps, stages in kinds
-            for group in (8, 32)
+            for rows, wide, warps, stages, group in kinds
+            if wide <= 128 or tiles.may_pair(columns)
         ]
         return list(dict.fromkeys(found))
-    for tile in streaming_tiles(taken.rows, (32, 64, 128), (4, 6)):
-        for splits in sorted({1, taken.splits, 2 * taken.splits}):
-            if splits * 512 <= max(width, 512):
-                found.append(Tile(tile.rows, tile.columns, 128, splits, tile.warps, tile.stages))
+    kinds_of_few = (
+        (64, 1, 4, 5),
+        (64, 2, 4, 5),
+        (64, 4, 4, 5),
+        (64, 2, 4, 8),
+        (128, 1, 4, 4),
+        (128, 2, 4, 4),
+        (128, 2, 8, 4),
+    )
+    for wide, share, warps, stages in kinds_of_few:
+        programs = share * tiles.SM_COUNT
+        tile = tiles.streaming_tile(taken.rows, columns, width, wide, programs)
+        found.append(replace(tile, warps=warps, stages=stages))
     return list(dict.fromkeys(found))
 
 
@@ -112,7 +129,7 @@ def linear_cells(rows: tuple[int, ...]) -> Iterator[Cell]:
             num_bytes = columns * width + num_rows * (width + 2 * columns)
             cell = f"linear {name} x {num_rows}"
             flops = 2 * num_rows * columns * width
-            yield Cell(cell, run, tuple(found), found[0], num_bytes, flops)
+            yield Cell(cell, run, tuple(found), found[0], num_bytes, flops, run.deepgemm)
 
 
 class LinearRun:
@@ -122,9 +139,18 @@ class LinearRun:
         self._x, self._copies, self._turn = x, copies, 0
 
     def __call__(self, tile: Tile) -> None:
+        linear.run_linear(self._x, self._next(), torch.bfloat16, tile)
+
+    def deepgemm(self, library: Any) -> None:
+        """The same by DeepGEMM; the first call of a shape compiles."""
+        weight = self._next()
+        shape = (self._x[0].shape[0], weight[0].shape[0])
+        out = torch.empty(shape, dtype=torch.bfloat16, device="cuda")
+        library.fp8_gemm_nt(self._x, weight, out, disable_ue8m0_cast=True)
+
+    def _next(self) -> tuple[Tensor, Tensor]:
         self._turn += 1
-        weight = self._copies[self._turn % len(self._copies)]
-        linear.run_linear(self._x, weight, torch.bfloat16, tile)
+        return self._copies[self._turn % len(self._copies)]
 
 
 class ExpertRun:

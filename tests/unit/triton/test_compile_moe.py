@@ -11,10 +11,10 @@ from tests.unit.triton.ahead_of_time import Build, Report, compile_all, faults
 
 PACKAGE = "gnomon.attention.providers.triton"
 POINTERS = ("x", "x_scales", "weight", "scales", "shares", "out", "out_scales")
-SIZES = ("num_rows", "num_n", "K", "num_m")
+SIZES = ("num_rows", "num_n", "K", "k_split", "num_m")
 STRIDES = ("x_stride", "xs_row", "xs_group", "w_expert", "w_row", "s_expert", "s_row")
 OUT_STRIDES = ("out_split", "out_stride", "os_row", "os_group")
-ALIGNED = ("num_n", "K", "x_stride", "w_expert", "w_row", "out_split", "out_stride")
+ALIGNED = ("num_n", "K", "k_split", "x_stride", "w_expert", "w_row", "out_split", "out_stride")
 
 
 def product(tile: Tile, kind: str, arch: int = 90, **constants: Any) -> Build:
@@ -23,16 +23,17 @@ def product(tile: Tile, kind: str, arch: int = 90, **constants: Any) -> Build:
     modes = {
         "TOP_K": 8 if kind == "fused" else 1,
         "BM": tile.rows,
-        "BN": tile.columns,
+        "BN": tile.columns // (1 + tile.is_paired),
         "BK": tile.depth,
-        "SPLITS": tile.splits,
         "GROUP_M": tile.group,
+        "IS_SPLIT": tile.splits > 1,
         "SWAP": tile.rows < 64,
         "HAS_EXPERTS": kind != "dense",
         "HAS_SHARES": kind == "down",
         "IS_FP8": True,
         "NATIVE": is_native,
         "FUSED": kind == "fused",
+        "PAIRED": tile.is_paired,
         "EVEN_K": True,
         "IS_POWER_OF_TWO": False,
         "STAGES": tile.stages,

@@ -61,16 +61,18 @@ def run_linear(
         into = torch.empty(shape, dtype=torch.float32, device=codes.device)
     is_native = has_native_fp8(codes.device)
     num_m = triton.cdiv(num_rows, tile.rows)
+    per_split = triton.cdiv(triton.cdiv(width, tile.depth), tile.splits) * tile.depth
     grid = (num_m * triton.cdiv(num_columns, tile.columns), tile.splits)
     multiply[grid](
         as_operand(x_codes, is_native), x_scales, as_operand(codes, is_native), scales,
         x_scales, into, x_scales, x_scales, x_scales, x_scales,
-        num_rows, num_columns, width, num_m,
+        num_rows, num_columns, width, per_split, num_m,
         x_codes.stride(0), x_scales.stride(0), x_scales.stride(1),
         0, codes.stride(0), 0, scales.stride(0),
         num_rows * num_columns, num_columns, 0, 0,
-        1, tile.rows, tile.columns, tile.depth, tile.splits, tile.group, tile.rows < 64,
-        False, False, True, is_native, False, width % tile.depth == 0, False, tile.stages,
+        1, tile.rows, tile.columns // (1 + tile.is_paired), tile.depth, tile.group,
+        tile.splits > 1, tile.rows < 64, False, False, True, is_native, False, tile.is_paired,
+        width % tile.depth == 0, False, tile.stages,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     if tile.splits > 1:

@@ -8,13 +8,14 @@ Not here: launching (linear.py, moe.py).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from gnomon.attention.providers.triton.language import padded
 
 SM_COUNT = 132  # of an H200; only a choice hangs on it
+PAIR = 256  # columns of two tiles side by side
 WIDEST_GROUP = 1 << 20  # all row blocks before the next column tile
 
 
@@ -22,7 +23,8 @@ WIDEST_GROUP = 1 << 20  # all row blocks before the next column tile
 class Tile:
     """rows × columns of one program, K per step, splits of K, launch parameters.
 
-    ``group``: row blocks that pass over all column tiles together, for the L2 cache.
+    ``group``: row blocks that pass over all column tiles together, for the L2 cache. 256 columns
+    are a pair of tiles of 128 (`may_pair`).
     """
 
     rows: int
@@ -32,6 +34,11 @@ class Tile:
     warps: int = 4
     stages: int = 4
     group: int = WIDEST_GROUP
+
+    @property
+    def is_paired(self) -> bool:
+        """Whether a program makes two tiles side by side."""
+        return self.columns == PAIR
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,30 +60,51 @@ def depth_of(is_fp8: bool, itemsize: int, width: int) -> int:
     return min(128 // itemsize, padded(width, 16))
 
 
+def may_pair(num_columns: int) -> bool:
+    """Whether the second tile of the last pair is whole or empty."""
+    return num_columns >= PAIR and num_columns % PAIR <= PAIR // 2
+
+
 def linear_tile(num_rows: int, num_columns: int, width: int) -> Tile:
     """For x [num_rows, width] and an FP8 weight [num_columns, width]."""
     if num_rows <= 128:
-        rows = padded(num_rows, 16)
-        return _streaming(rows, num_columns, width)
-    return Tile(128, 128, 128, warps=8, stages=4, group=16)
+        return streaming_tile(padded(num_rows, 16), num_columns, width)
+    tile = Tile(128, PAIR, 128, warps=8, stages=3, group=8)
+    if may_pair(num_columns) and _programs(tile, num_rows, num_columns) >= SM_COUNT:
+        return tile
+    tile = Tile(128, 128, 128, warps=8, stages=4, group=16)
+    if _programs(tile, num_rows, num_columns) >= SM_COUNT:
+        return tile
+    tile = Tile(64, 128, 128, warps=4, stages=3, group=16)
+    splits = _splits(_programs(tile, num_rows, num_columns), width, SM_COUNT)
+    return replace(tile, splits=splits)
 
 
 def fixed_linear_tile(num_columns: int, width: int) -> Tile:
     """One tile for every number of rows."""
-    return Tile(64, 128, 128, splits=_splits(-(-num_columns // 128), width), warps=4, stages=4)
+    splits = _splits(-(-num_columns // 128), width, SM_COUNT)
+    return Tile(64, 128, 128, splits=splits, warps=4, stages=4)
 
 
-def _streaming(rows: int, num_columns: int, width: int) -> Tile:
-    """Few rows: weights pass once, so all processors have to be busy reading them."""
-    columns = 128 if num_columns >= 128 * SM_COUNT else 64
-    splits = _splits(-(-num_columns // columns), width)
-    return Tile(rows, columns, 128, splits=splits, warps=4, stages=5)
+def streaming_tile(
+    rows: int, num_columns: int, width: int, columns: int = 64, programs: int = 2 * SM_COUNT
+) -> Tile:
+    """Few rows: weights pass once, so every processor has to have much on its way.
+
+    ``programs``: how many K is split for; two of them hide each other's beginnings and ends.
+    """
+    splits = _splits(-(-num_columns // columns), width, programs)
+    return Tile(rows, columns, 128, splits=splits, warps=4, stages=5 if columns <= 64 else 4)
 
 
-def _splits(num_tiles: int, width: int) -> int:
-    """Parts of K that bring the programs near the number of processors."""
-    wanted = max(1, (SM_COUNT + num_tiles // 2) // num_tiles)
-    return max(1, min(wanted, 8, width // 1024))
+def _splits(num_tiles: int, width: int, programs: int) -> int:
+    """Parts of K that bring the programs near ``programs``; none shorter than four steps."""
+    wanted = max(1, (programs + num_tiles // 2) // num_tiles)
+    return max(1, min(wanted, 16, width // 512))
+
+
+def _programs(tile: Tile, num_rows: int, num_columns: int) -> int:
+    return -(-num_rows // tile.rows) * -(-num_columns // tile.columns)
 
 
 def moe_tiles(num_pairs: int, down: Tensor, is_fp8: bool) -> MoeTiles:
@@ -100,12 +128,13 @@ def _moe_tiles(rows: int, down: Tensor, is_fp8: bool, is_split: bool) -> MoeTile
     itemsize = down.element_size()
     in_depth = depth_of(is_fp8, itemsize, hidden_size)
     out_depth = depth_of(is_fp8, itemsize, width)
-    group = 8 if rows >= 64 else WIDEST_GROUP
+    group = 16 if rows >= 64 else WIDEST_GROUP
     warps = 4 if rows <= 32 else 8
+    stages = 5 if 32 <= rows <= 64 else 3
     if is_split:
         first = Tile(rows, 32, in_depth, warps=4, stages=5)
     elif is_fp8:
-        first = Tile(rows, 128, in_depth, warps=warps, stages=3, group=group)
+        first = Tile(rows, 128, in_depth, warps=warps, stages=stages, group=group)
     else:
         columns = min(128 if itemsize == 2 else 32, padded(width, 16))
         first = Tile(rows, columns, in_depth, warps=warps, stages=3, group=group)
