@@ -101,9 +101,8 @@ def cut_of(
     if not len(rows):
         return None
     top_k = np.where(has_top_k, wishes.top_k, num_tokens)[rows]
-    floats = np.stack([wishes.temperature[rows], wishes.top_p[rows], wishes.min_p[rows]])
-    index, placed, top_k_there = upload([rows, floats, top_k], logits.device)
-    temperature, top_p, min_p = placed.unbind(0)
+    floats = (wishes.temperature[rows], wishes.top_p[rows], wishes.min_p[rows])
+    index, top_k_there, temperature, top_p, min_p = upload([rows, top_k, *floats], logits.device)
     picked = logits[index]
     last = find_last(picked, Filters(temperature, top_k_there, top_p, min_p))
     edge = logits.new_full((num_rows,), -math.inf)

@@ -41,7 +41,7 @@ def gumbel_block(seed, position, choice, first, BLOCK: tl.constexpr):
     return -tl.log(-tl.log(1.0 - uniform))  # 1 − u has 33 bits: exact
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])  # else compiled anew for 1 row, and for 16
 def block_best_kernel(
     logits,
     keys,

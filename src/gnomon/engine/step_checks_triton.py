@@ -14,7 +14,7 @@ from torch import Tensor
 MOST = 4096  # columns looked at in one turn
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])  # else compiled anew for 1 row, and for 16
 def row_flags_kernel(hidden, nan_rows, out, stride, num_rows, D: tl.constexpr, BLOCK: tl.constexpr):
     """One row: whether an exponent of it, as fp32, is all ones; and its flag."""
     row = tl.program_id(0)

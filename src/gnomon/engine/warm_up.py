@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from gnomon.attention.geometry import RowTensor, build_geometry
 from gnomon.attention.plan import plan_step
@@ -70,13 +71,18 @@ def warm_up(parts: Parts, progress: Callable[[str, int, int], None]) -> None:
         logits = parts.runner.run(_batch(rules, work, pages.groups), is_checked=False).logits
         progress("warm-up", done, len(works))
     assert logits is not None
-    params = SamplingParams(temperature=1.0, top_p=0.9, seed=0)
-    request = EngineRequest(request_id=NAME, prompt_token_ids=[0], params=params)
-    rows = [SampleRow(request, 1)] * limits.max_num_seqs
-    Sampler(0).sample(logits[:1].expand(len(rows), -1).contiguous(), rows)
+    _sample(logits[:1].expand(limits.max_num_seqs, -1).contiguous())
     if is_gpu:
         taken = torch.cuda.max_memory_allocated() - before
         logger.info("warm-up: the largest step took %.0f MiB", taken / MIB)
+
+
+def _sample(logits: Tensor) -> None:
+    """Greedily, freely and filtered: each has kernels of its own."""
+    for number, (temperature, top_p) in enumerate(((0.0, 1.0), (1.0, 1.0), (1.0, 0.9))):
+        params = SamplingParams(temperature=temperature, top_p=top_p, seed=0)
+        request = EngineRequest(request_id=f"{NAME} {number}", prompt_token_ids=[0], params=params)
+        Sampler(0).sample(logits, [SampleRow(request, 1)] * logits.shape[0])
 
 
 def _batch(rules: BatchRules, work: Work, groups: Sequence[str]) -> Batch:

@@ -28,7 +28,7 @@ from gnomon.verify.trace import Replay, Staging, Trace, cache_of, drive, recordi
 NUM_CHOICES = 3
 NUM_FORKED = 4  # prompts whose choices are compared
 GROUP = 8
-MAX_EDGE_SHARE = 0.05  # of requests; swaps of neighbours about 1e-2 apart by errors of 1e-6
+MAX_EDGE_SHARE = 0.05  # of requests; two scores of a race, or a filter's edge, within rounding
 # A reference that was drawn at an edge shows in every run that is compared with it: once counted.
 
 
