@@ -13,10 +13,12 @@ import pytest
 import torch
 from torch import Generator, Tensor
 
+from gnomon.attention.dispatch import OpNeed, bind_operators
 from gnomon.attention.layouts import Fp8IndexKeyLayout, Fp8LatentLayout, KVLayout, PlainLayout
 from gnomon.attention.layouts.base import PagedPool
 from gnomon.attention.ops.routing import RouterRule, route
 from gnomon.attention.ops.values import IndexTransform, RopeRows
+from gnomon.attention.providers import builtin_providers
 from gnomon.attention.providers import torch as torch_provider
 from gnomon.attention.routes import AttentionDims
 from gnomon.attention.spec import SPECS, Scale
@@ -262,10 +264,12 @@ def test_rows_beyond_two_gigabytes_of_a_pool() -> None:
 def test_a_float32_weight_multiplies_half_rows_exactly() -> None:
     generator = Generator().manual_seed(9)
     x = normal(generator, (64, 7168), torch.bfloat16)
+    ops, _ = bind_operators(OpNeed("cuda", torch.bfloat16), builtin_providers())
     for rounded in (torch.bfloat16, torch.float32):
         weight = normal(generator, (96, 7168), torch.float32).to(rounded).float()
         layer = WideLinear.of({"w.weight": weight.cuda()}, "w", torch.bfloat16)
         assert layer.parts is not None
-        found, expected = layer(x.cuda()).cpu().double(), x.double() @ weight.double().T
+        found = layer(x.cuda(), ops).cpu().double()
+        expected = x.double() @ weight.double().T
         size = x.double().abs() @ weight.double().abs().T
         assert ((found - expected).abs() / size).max() < 2.0**-21

@@ -40,8 +40,8 @@ Break = Callable[[pytest.MonkeyPatch], object]
 
 def neighbours_logits(patch: pytest.MonkeyPatch) -> None:
     """The last rows of a step get each other's logits."""
-    compute = Runner._logits
-    patch.setattr(Runner, "_logits", lambda self, hidden: compute(self, hidden).roll(1, 0))
+    compute = Runner.logits
+    patch.setattr(Runner, "logits", lambda self, hidden: compute(self, hidden).roll(1, 0))
 
 
 def last_row_is_not_written(patch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,168 @@
+"""Deterministic runs on a GPU: a request's logits are the same bits in any company and any chunks.
+
+No tolerance: torch.equal. Both families in bf16, with FP8 weights and latents and without, one
+model of real widths, one in fp32. The first engine replays graphs, those of chunks run eagerly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gnomon.attention.providers.triton.fixed import linear, multiply_heads
+from gnomon.engine.core import EngineCore
+from gnomon.engine.messages import EngineRequest
+from tests.engine.tiny_engine import outputs, prompt, request
+from tests.gpu.test_engine import GLM, LENGTHS, V32, core_on
+
+pytestmark = pytest.mark.gpu
+
+WIDE = (
+    "random:deepseek_v32,layers=2,hidden=1024,heads=16,topk=64,max_len=4096,kv_rank=512,"
+    "rope_dim=64,nope_dim=128,v_dim=128,index_heads=64,index_dim=128,vocab=4096"
+)
+NUM_NEW = 6
+TARGETS = (0, 1, 3, 5)  # prompts of 3, 40, 65 and 130 tokens; 64 or 32 keys are chosen
+Rows = dict[tuple[str, int], Tensor]  # (request, position of the next token) -> logits
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model and what it runs in."""
+
+    model: str
+    dtype: str = "bfloat16"
+    kv_layout: str = "auto"
+
+    def core(self, **flags: Any) -> EngineCore:
+        """A deterministic engine of 64 seats."""
+        own = {"model": self.model, "dtype": self.dtype, "kv_layout": self.kv_layout}
+        fixed = {"deterministic": True, "max_num_seqs": 64, "enable_prefix_caching": False}
+        return core_on("cuda", **{**own, **fixed, **flags})
+
+
+SUBJECTS = {
+    "v32": Subject(V32),
+    "v32 fp8": Subject(f"{V32},fp8=true", kv_layout="fp8"),
+    "glm": Subject(GLM),
+    "glm fp8": Subject(f"{GLM},fp8=true", kv_layout="fp8"),
+    "wide fp8": Subject(f"{WIDE},fp8=true", kv_layout="fp8"),
+    "v32 fp32": Subject(V32, "float32"),
+}
+
+
+def one(number: int, prefix: str = "r") -> EngineRequest:
+    length = LENGTHS[number % len(LENGTHS)] + number // len(LENGTHS)
+    return request(f"{prefix}{number}", prompt(length, number), NUM_NEW)
+
+
+def logits_of(core: EngineCore, asked: Sequence[EngineRequest]) -> Rows:
+    """Logits of every row that a token was sampled from, graphs replayed where there are any."""
+    kept: Rows = {}
+    runner = core._parts.runner
+    run = type(runner).run
+
+    def keeping(batch: Any, *arguments: Any, **keywords: Any) -> Any:
+        output = run(runner, batch, *arguments, **keywords)
+        for row, logits in zip(batch.samples, output.logits.clone(), strict=True):
+            kept[row.request.request_id, row.position] = logits
+        return output
+
+    runner.run = keeping
+    try:
+        outputs(core, asked)
+    finally:
+        del runner.run
+    return kept
+
+
+def differences(found: Rows, expected: Rows) -> list[str]:
+    """Where bits differ, and by how much; "missing" where there is nothing to compare."""
+    lines = []
+    for name, row in expected.items():
+        other = found.get(name)
+        if other is None:
+            lines.append(f"{name} missing")
+        elif not torch.equal(other, row):
+            lines.append(f"{name}: {float((other - row).abs().max()):.2e}")
+    return lines
+
+
+@dataclass(frozen=True)
+class Alone:
+    """A subject, an engine of its own with graphs, and the logits of the targets run alone."""
+
+    subject: Subject
+    core: EngineCore
+    rows: Rows
+
+
+@pytest.fixture(scope="module", params=list(SUBJECTS))
+def alone(request: pytest.FixtureRequest) -> Alone:
+    subject = SUBJECTS[request.param]
+    core = subject.core()
+    rows: Rows = {}
+    for number in TARGETS:
+        found = logits_of(core, [one(number)])
+        first = min(position for _, position in found)
+        rows |= {key: row for key, row in found.items() if key[1] < first + NUM_NEW}
+    assert len(rows) == len(TARGETS) * NUM_NEW
+    assert all(bool(row.isfinite().all()) for row in rows.values())
+    return Alone(subject, core, rows)
+
+
+@pytest.mark.parametrize("num_mates", [7, 63])
+def test_bits_alone_are_the_bits_in_company(alone: Alone, num_mates: int) -> None:
+    found = logits_of(alone.core, [one(number) for number in range(1 + num_mates)])
+    assert differences(found, alone.rows) == []
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 64])
+def test_bits_do_not_hang_on_chunks_nor_on_graphs(alone: Alone, chunk: int) -> None:
+    core = alone.subject.core(max_prefill_chunk=chunk, enforce_eager=True)
+    found = logits_of(core, [one(number) for number in TARGETS])
+    assert differences(found, alone.rows) == []
+
+
+def test_bits_after_a_prefix_hit(alone: Alone) -> None:
+    core = alone.subject.core(enable_prefix_caching=True)
+    longest = TARGETS[-1]
+    logits_of(core, [one(longest)])
+    again = logits_of(core, [one(longest, "again"), one(2)])
+    found = {(f"r{longest}", place): row for (name, place), row in again.items() if name[0] == "a"}
+    expected = {key: row for key, row in alone.rows.items() if key[0] == f"r{longest}"}
+    assert differences(found, expected) == []
+
+
+@pytest.mark.parametrize(
+    ("columns", "depth"), [(128, 7168), (768, 7168), (2112, 7168), (9999, 999)]
+)
+def test_rows_of_a_product(columns: int, depth: int) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(300, depth, device="cuda", dtype=torch.bfloat16)
+    weight = torch.randn(columns, depth, device="cuda", dtype=torch.bfloat16)
+    whole, wide = linear(x, weight), linear(x, weight, torch.float32)
+    expected, size = x.double() @ weight.double().T, x.double().abs() @ weight.double().abs().T
+    assert float(((wide - expected).abs() / size).max()) < 1e-5
+    assert torch.equal(wide.bfloat16(), whole)
+    for start, stop in ((0, 1), (299, 300), (5, 7), (60, 77), (100, 164), (1, 300)):
+        assert torch.equal(linear(x[start:stop], weight), whole[start:stop]), (start, stop)
+
+
+def test_rows_of_heads() -> None:
+    torch.manual_seed(1)
+    up = torch.randn(128, 128 + 128, 512, device="cuda", dtype=torch.bfloat16) * 0.05
+    query = torch.randn(300, 128, 192, device="cuda", dtype=torch.bfloat16)[..., :128]
+    absorbed = multiply_heads(query, up[:, :128])
+    values = multiply_heads(absorbed, up[:, 128:].transpose(1, 2))
+    torch.testing.assert_close(absorbed, torch.einsum("mhk,hkn->mhn", query, up[:, :128]))
+    for start, stop in ((0, 1), (299, 300), (60, 77), (1, 300)):
+        part = multiply_heads(query[start:stop], up[:, :128])
+        assert torch.equal(part, absorbed[start:stop]), (start, stop)
+        part = multiply_heads(part, up[:, 128:].transpose(1, 2))
+        assert torch.equal(part, values[start:stop]), (start, stop)
