@@ -27,6 +27,7 @@ LINEARS = {  # of h128: (columns, width)
     "dense up": (36864, 7168), "dense down": (7168, 18432),
 }  # fmt: skip
 L2_BYTES = 128 << 20
+BLOCK_ROWS = 4096  # of a call of DeepGEMM: one compiled kernel for each weight then
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +147,10 @@ class LinearRun:
         weight = self._next()
         shape = (self._x[0].shape[0], weight[0].shape[0])
         out = torch.empty(shape, dtype=torch.bfloat16, device="cuda")
-        library.fp8_gemm_nt(self._x, weight, out, disable_ue8m0_cast=True)
+        for first in range(0, shape[0], BLOCK_ROWS):
+            part = slice(first, first + BLOCK_ROWS)
+            x = self._x[0][part], self._x[1][part]
+            library.fp8_gemm_nt(x, weight, out[part], disable_ue8m0_cast=True)
 
     def _next(self) -> tuple[Tensor, Tensor]:
         self._turn += 1
