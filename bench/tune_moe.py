@@ -95,7 +95,10 @@ def compile_deepgemm(rows: tuple[int, ...], share: int, num_shares: int) -> None
     shapes = [(m, *shape) for shape in LINEARS.values() for m in rows]
     for num_rows, columns, width in shapes[share::num_shares] if found is not None else ():
         x = quantise_rows(torch.ones(num_rows, width, device="cuda"), False)
-        LinearRun(x, [weight(columns, width)]).deepgemm(found)
+        try:
+            LinearRun(x, [weight(columns, width)]).deepgemm(found)
+        except Exception as error:
+            print(f"DeepGEMM {num_rows}x{columns}x{width}: {str(error)[:100]}", file=sys.stderr)
 
 
 def timed(cell: Cell, call: Callable[[], object]) -> float:
@@ -141,8 +144,11 @@ def reported(cell: Cell, other: Any) -> dict[str, object]:
     theirs = float("nan")
     if other is not None and cell.deepgemm is not None:
         call = functools.partial(cell.deepgemm, other)
-        call()
-        theirs = timed(cell, call)
+        try:
+            call()
+            theirs = timed(cell, call)
+        except Exception as error:
+            print(f"{cell.name} DeepGEMM: {str(error)[:100]}")
     now = {tile: us for us, tile in found}.get(cell.taken, float("nan"))
     print(
         f"{cell.name:24} floor {cell.floor:7.1f} best {best:8.1f} us = {cell.floor / best:4.2f} "
