@@ -190,3 +190,23 @@ def test_linear_fp8_of_the_librarys_shapes(shape: tuple[int, int, int]) -> None:
     scales = torch.rand(-(-num_columns // 128), -(-width // 128)) + 0.5
     case = Case("a shape", (x_codes, x_scales, codes, scales, BF16))
     checked("deepgemm", deepgemm.DeepGemm(DeepGemmModule(), 132).kernels(), "linear_fp8", case)
+
+
+@pytest.mark.parametrize("num_rows", [3, 4, 8, 11])
+def test_many_rows_go_by_blocks(num_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one size, so that one compiled kernel serves; the rest follows."""
+    monkeypatch.setattr(deepgemm, "BLOCK_ROWS", 4)
+    module, seen = DeepGemmModule(), []
+    plain = module.fp8_gemm_nt
+
+    def counted(a: Any, *arguments: Any, **options: Any) -> None:
+        seen.append(a[0].shape[0])
+        plain(a, *arguments, **options)
+
+    monkeypatch.setattr(module, "fp8_gemm_nt", counted, raising=False)
+    x_codes, x_scales = quantise_rows(torch.randn(num_rows, 256), False)
+    codes = torch.randn(192, 256).to(torch.float8_e4m3fn)
+    case = Case("blocks", (x_codes, x_scales, codes, torch.rand(2, 2) + 0.5, BF16))
+    checked("deepgemm", deepgemm.DeepGemm(module, 132).kernels(), "linear_fp8", case)
+    rest = [num_rows % 4] if num_rows % 4 else []
+    assert seen == [4] * (num_rows // 4) + rest

@@ -34,6 +34,7 @@ NAME = "deepgemm"
 URL = "https://github.com/deepseek-ai/DeepGEMM"
 PAGE_SIZE = 64
 HEAD_DIM = 128
+BLOCK_ROWS = 4096
 COLUMNS, GROUP = 64, 128  # multiples of a weight's N and K
 
 Codes = tuple[Tensor, Tensor]
@@ -189,16 +190,31 @@ class DeepGemm:
     def linear_fp8(
         self, x_codes: Tensor, x_scales: Tensor, codes: Tensor, scales: Tensor, dtype: torch.dtype
     ) -> Tensor:
-        """[M, N] of x_codes [M, K], codes [N, K]; shapes that the library lacks run in torch."""
+        """[M, N] of x_codes [M, K], codes [N, K]; shapes that the library lacks run in torch.
+
+        Many rows go by blocks of BLOCK_ROWS and the rest to triton: so they need one compiled
+        kernel a weight, whatever M is, and a warm-up step has met it.
+        """
         num_rows, num_columns = x_codes.shape[0], codes.shape[0]
         if dtype != torch.bfloat16 or num_columns % COLUMNS or x_codes.shape[1] % GROUP:
             return plain_linear_fp8(x_codes, x_scales, codes, scales, dtype)
         out = torch.empty((num_rows, num_columns), dtype=dtype, device=codes.device)
-        if num_rows:
-            self._library.fp8_gemm_nt(
-                (x_codes, x_scales), (codes, scales), out, disable_ue8m0_cast=True
-            )
+        weight = codes, scales
+        first = 0
+        while num_rows - first >= BLOCK_ROWS:
+            part = slice(first, first + BLOCK_ROWS)
+            self._multiply((x_codes[part], x_scales[part]), weight, out[part])
+            first += BLOCK_ROWS
+        if 0 < first < num_rows and x_codes.is_cuda:
+            from gnomon.attention.providers.triton.linear import linear_into
+
+            linear_into((x_codes[first:], x_scales[first:]), weight, out[first:])
+        elif first < num_rows:
+            self._multiply((x_codes[first:], x_scales[first:]), weight, out[first:])
         return out
+
+    def _multiply(self, rows: Codes, weight: Codes, out: Tensor) -> None:
+        self._library.fp8_gemm_nt(rows, weight, out, disable_ue8m0_cast=True)
 
     def _contiguous(self, query: Codes, keys: Codes, count: Tensor, is_clean: bool) -> Tensor:
         codes, folded = query

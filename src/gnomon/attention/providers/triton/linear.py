@@ -49,12 +49,26 @@ def run_linear(
     x: tuple[Tensor, Tensor], weight: tuple[Tensor, Tensor], dtype: torch.dtype, tile: Tile
 ) -> Tensor:
     """The product with given tile sizes (for tuning and tests)."""
+    shape = x[0].shape[0], weight[0].shape[0]
+    out = torch.empty(shape, dtype=dtype, device=weight[0].device)
+    _multiply_into(x, weight, out, tile)
+    return out
+
+
+def linear_into(x: tuple[Tensor, Tensor], weight: tuple[Tensor, Tensor], out: Tensor) -> None:
+    """linear_fp8 into out [M, N], contiguous."""
+    tile = tiles.linear_tile(x[0].shape[0], weight[0].shape[0], weight[0].shape[1])
+    _multiply_into(x, weight, out, tile)
+
+
+def _multiply_into(
+    x: tuple[Tensor, Tensor], weight: tuple[Tensor, Tensor], out: Tensor, tile: Tile
+) -> None:
     x_codes, x_scales = x
     codes, scales = weight
     num_rows, num_columns, width = x_codes.shape[0], codes.shape[0], codes.shape[1]
-    out = torch.empty(num_rows, num_columns, dtype=dtype, device=codes.device)
     if out.numel() == 0:
-        return out
+        return
     into = out
     if tile.splits > 1:
         shape = (tile.splits, num_rows, num_columns)
@@ -80,7 +94,6 @@ def run_linear(
         add_splits[(num_rows, triton.cdiv(num_columns, block))](
             into, out, num_rows, num_columns, tile.splits, block
         )
-    return out
 
 
 KERNELS: MappingProxyType[str, Callable[..., Any]] = MappingProxyType(
