@@ -27,7 +27,14 @@ from training.model import Model
 from training.parameters import initial_parameters
 from training.plans import PLANS
 from training.selection import Choice
-from training.served import FAULTS, needle_share, open_served, sums_share, tool_share
+from training.served import (
+    FAULTS,
+    eval_share,
+    needle_share,
+    open_served,
+    sums_share,
+    tool_share,
+)
 from training.shapes import CONFIGS, Shape
 
 FAMILIES: tuple[Family, ...] = get_args(Family)
@@ -69,6 +76,7 @@ def served_scores(folder: Path, count: int, scores: Scores) -> None:
             scores.note(f"tools {family} {name}", count, take)
     for length in LENGTHS:
         scores.note(f"needle {length}", count, partial(needle_share, llm, length, count))
+    scores.note("eval needle", 160, partial(eval_share, llm))
     for fault in FAULTS:
         llm = open_served(folder, fault)
         few = count // 4
@@ -76,6 +84,7 @@ def served_scores(folder: Path, count: int, scores: Scores) -> None:
     llm = open_served(folder, dense=True)
     for length in LENGTHS:
         scores.note(f"needle {length}, dense", count, partial(needle_share, llm, length, count))
+    scores.note("eval needle, dense", 160, partial(eval_share, llm))
 
 
 def mtp_scores(source: Path, count: int, scores: Scores) -> None:

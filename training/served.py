@@ -26,6 +26,9 @@ from gnomon.attention.indices import KeySet, ListSegment, Space
 from gnomon.attention.ops.values import Selection
 from gnomon.engine.runner import Taps
 from gnomon.engine.sampling_params import SamplingParams
+from gnomon.evaluate.engine_respondent import EngineRespondent
+from gnomon.evaluate.needle import NeedleSettings, run_needle
+from gnomon.evaluate.respondent import AskSettings
 from training.data.arithmetic import problem
 from training.data.recall import needle
 from training.data.tools import task
@@ -113,6 +116,13 @@ def needle_share(llm: LLM, length: int, count: int, seed: str = "card") -> float
         count,
         f"{seed} {length}",
     )
+
+
+def eval_share(llm: LLM, samples: int = 4) -> float:
+    """What `gnomon eval needle` prints in the end: its own words, 40 questions a sample."""
+    ask = AskSettings()
+    settings = NeedleSettings(samples=samples)
+    return run_needle(EngineRespondent(llm, ask), settings, ask, lambda *_: None).score.share
 
 
 def sums_share(llm: LLM, kind: str, count: int, thinks: bool = False) -> float:
