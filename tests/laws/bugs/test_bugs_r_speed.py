@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -64,17 +65,20 @@ def test_r4_errors_name_the_flag_and_the_value(flags: dict[str, object], said: s
 
 
 def commands_of(block: str) -> list[list[str]]:
-    """Words of the `gnomon ...` commands of a shell block; where it has prompts, of these lines.
+    """The gnomon commands of a shell block; where it shows prompts, of the prompt lines alone.
 
-    A command goes on in the next line after a backslash, or until its quotes are closed.
+    A command goes on in the next line after a backslash, or until its quotes are closed. It ends at
+    two spaces, behind which are words about it, and at what is the shell's.
     """
     has_prompts = any(line.startswith("$ ") for line in block.splitlines())
     found, pending = [], ""
-    for line in block.replace("\\\n", " ").splitlines():
+    for line in re.sub(r"\\\n\s*", "", block).splitlines():
         start = line.removeprefix("$ ").strip()
         is_new = start.startswith("gnomon ") and line.startswith("$ ") == has_prompts
         if not (pending or is_new):
             continue
+        if not pending:
+            start = re.split(r"  +(?=[^'\"]*$)| [>&]", start)[0]
         pending = f"{pending}\n{line}" if pending else start
         try:
             found.append(shlex.split(pending, comments=True)[1:])
@@ -86,23 +90,44 @@ def commands_of(block: str) -> list[list[str]]:
 
 
 def documented_commands() -> list[list[str]]:
-    """Every gnomon command of the README's and docs' shell blocks."""
-    return [
-        words
-        for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
-        for block in re.findall(r"```(?:sh|bash|console)\n(.*?)```", path.read_text(), re.S)
-        for words in commands_of(block)
-    ]
+    """Every gnomon command of the README's and docs' blocks, fenced or indented."""
+    found = []
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
+        text = path.read_text()
+        fenced = re.findall(r"```(?:sh|bash|console)?\n(.*?)```", text, re.S)
+        rest = re.sub(r"```.*?```", "", text, flags=re.S)
+        indented = re.findall(r"(?:^    .*\n)+", rest, re.M)
+        for block in (*fenced, *(re.sub(r"^    ", "", one, flags=re.M) for one in indented)):
+            found += commands_of(block)
+    return found
+
+
+def parse(command: Any, words: list[str]) -> None:
+    """Parse a command line down to the last subcommand; a usage error raises."""
+    for name in words:
+        group = getattr(command, "commands", None)
+        if group is None:
+            break
+        assert name in group, words
+        command, words = group[name], words[1:]
+    command.make_context("gnomon", list(words))
+
+
+def help_examples(command: Any) -> list[list[str]]:
+    """The commands that help texts show, of this command and those below it."""
+    found = commands_of(re.sub(r"^  ", "", command.epilog or "", flags=re.M))
+    for one in getattr(command, "commands", {}).values():
+        found += help_examples(one)
+    return found
 
 
 def test_r5_documented_commands_parse() -> None:
     """Each names a command that exists, with options that it takes."""
     app = typer.main.get_command(build_app())
-    known = getattr(app, "commands")  # noqa: B009  (typer brings its own click)
-    commands = documented_commands()
-    assert commands
-    for name, *arguments in commands:
-        assert name in known, name
-        known[name].make_context(name, list(arguments))  # a usage error raises
+    documented, shown = documented_commands(), help_examples(app)
+    assert len(documented) > 30
+    assert len(shown) > 20
+    for words in (*documented, *shown):
+        parse(app, words)
     with pytest.raises(Exception, match="No such option"):
-        known["serve"].make_context("serve", ["--no-such-flag"])
+        parse(app, ["bench", "step", "--no-such-flag"])
