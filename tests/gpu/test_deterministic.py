@@ -23,11 +23,12 @@ from tests.gpu.test_engine import GLM, LENGTHS, V32, core_on
 pytestmark = pytest.mark.gpu
 
 WIDE = (
-    "random:deepseek_v32,layers=2,hidden=1024,heads=16,topk=64,max_len=4096,kv_rank=512,"
+    "random:deepseek_v32,layers=2,hidden=1024,heads=16,topk=544,max_len=4096,kv_rank=512,"
     "rope_dim=64,nope_dim=128,v_dim=128,index_heads=64,index_dim=128,vocab=4096"
 )
 NUM_NEW = 6
 TARGETS = (0, 1, 3, 5)  # prompts of 3, 40, 65 and 130 tokens; 64 or 32 keys are chosen
+LONG = 600  # beside it, lists of the wide model are cut into splits; alone, the others' are not
 Rows = dict[tuple[str, int], Tensor]  # (request, position of the next token) -> logits
 
 
@@ -38,6 +39,7 @@ class Subject:
     model: str
     dtype: str = "bfloat16"
     kv_layout: str = "auto"
+    second: int = LENGTHS[1]  # tokens of prompt 1
 
     def core(self, **flags: Any) -> EngineCore:
         """A deterministic engine of 64 seats."""
@@ -45,20 +47,21 @@ class Subject:
         fixed = {"deterministic": True, "max_num_seqs": 64, "enable_prefix_caching": False}
         return core_on("cuda", **{**own, **fixed, **flags})
 
+    def asked(self, number: int, prefix: str = "r") -> EngineRequest:
+        """Request ``number``; the same prompt whatever its name."""
+        length = LENGTHS[number % len(LENGTHS)] + number // len(LENGTHS)
+        length = self.second if number == 1 else length
+        return request(f"{prefix}{number}", prompt(length, number), NUM_NEW)
+
 
 SUBJECTS = {
     "v32": Subject(V32),
     "v32 fp8": Subject(f"{V32},fp8=true", kv_layout="fp8"),
     "glm": Subject(GLM),
     "glm fp8": Subject(f"{GLM},fp8=true", kv_layout="fp8"),
-    "wide fp8": Subject(f"{WIDE},fp8=true", kv_layout="fp8"),
+    "wide fp8": Subject(f"{WIDE},fp8=true", kv_layout="fp8", second=LONG),
     "v32 fp32": Subject(V32, "float32"),
 }
-
-
-def one(number: int, prefix: str = "r") -> EngineRequest:
-    length = LENGTHS[number % len(LENGTHS)] + number // len(LENGTHS)
-    return request(f"{prefix}{number}", prompt(length, number), NUM_NEW)
 
 
 def logits_of(core: EngineCore, asked: Sequence[EngineRequest]) -> Rows:
@@ -108,7 +111,7 @@ def alone(request: pytest.FixtureRequest) -> Alone:
     core = subject.core()
     rows: Rows = {}
     for number in TARGETS:
-        found = logits_of(core, [one(number)])
+        found = logits_of(core, [subject.asked(number)])
         first = min(position for _, position in found)
         rows |= {key: row for key, row in found.items() if key[1] < first + NUM_NEW}
     assert len(rows) == len(TARGETS) * NUM_NEW
@@ -118,24 +121,24 @@ def alone(request: pytest.FixtureRequest) -> Alone:
 
 @pytest.mark.parametrize("num_mates", [7, 63])
 def test_bits_alone_are_the_bits_in_company(alone: Alone, num_mates: int) -> None:
-    found = logits_of(alone.core, [one(number) for number in range(1 + num_mates)])
+    found = logits_of(alone.core, [alone.subject.asked(i) for i in range(1 + num_mates)])
     assert differences(found, alone.rows) == []
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 64])
 def test_bits_do_not_hang_on_chunks_nor_on_graphs(alone: Alone, chunk: int) -> None:
     core = alone.subject.core(max_prefill_chunk=chunk, enforce_eager=True)
-    found = logits_of(core, [one(number) for number in TARGETS])
+    found = logits_of(core, [alone.subject.asked(i) for i in TARGETS])
     assert differences(found, alone.rows) == []
 
 
 def test_bits_after_a_prefix_hit(alone: Alone) -> None:
-    core = alone.subject.core(enable_prefix_caching=True)
-    longest = TARGETS[-1]
-    logits_of(core, [one(longest)])
-    again = logits_of(core, [one(longest, "again"), one(2)])
-    found = {(f"r{longest}", place): row for (name, place), row in again.items() if name[0] == "a"}
-    expected = {key: row for key, row in alone.rows.items() if key[0] == f"r{longest}"}
+    subject, last = alone.subject, TARGETS[-1]
+    core = subject.core(enable_prefix_caching=True, enforce_eager=True)
+    logits_of(core, [subject.asked(last)])
+    again = logits_of(core, [subject.asked(last, "again"), subject.asked(2)])
+    found = {(f"r{last}", place): row for (name, place), row in again.items() if name[0] == "a"}
+    expected = {key: row for key, row in alone.rows.items() if key[0] == f"r{last}"}
     assert differences(found, expected) == []
 
 
