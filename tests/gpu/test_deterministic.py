@@ -1,7 +1,8 @@
 """Deterministic runs on a GPU: a request's logits are the same bits in any company and any chunks.
 
 No tolerance: torch.equal. Both families in bf16, with FP8 weights and latents and without, one
-model of real widths, one in fp32. The first engine replays graphs, those of chunks run eagerly.
+model of real widths, one in fp32. The first engine replays graphs, those of chunks run
+eagerly. One test a model, as the expected logits are dear; half a minute each with a cold cache.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ WIDE = (
     "rope_dim=64,nope_dim=128,v_dim=128,index_heads=64,index_dim=128,vocab=4096"
 )
 NUM_NEW = 6
-TARGETS = (0, 1, 3, 5)  # prompts of 3, 40, 65 and 130 tokens; 64 or 32 keys are chosen
-LONG = 600  # beside it, lists of the wide model are cut into splits; alone, the others' are not
+TARGETS = (0, 1, 3, 5)  # prompts of 3, 40, 65 and 130 tokens; 16 or 32 keys are chosen
+LONG = 560  # beside it, lists of the wide model are cut into splits; alone, the others' are not
 Rows = dict[tuple[str, int], Tensor]  # (request, position of the next token) -> logits
 
 
@@ -40,6 +41,7 @@ class Subject:
     dtype: str = "bfloat16"
     kv_layout: str = "auto"
     second: int = LENGTHS[1]  # tokens of prompt 1
+    chunks: tuple[int, ...] = (1, 7, 64)
 
     def core(self, **flags: Any) -> EngineCore:
         """A deterministic engine of 64 seats."""
@@ -59,7 +61,7 @@ SUBJECTS = {
     "v32 fp8": Subject(f"{V32},fp8=true", kv_layout="fp8"),
     "glm": Subject(GLM),
     "glm fp8": Subject(f"{GLM},fp8=true", kv_layout="fp8"),
-    "wide fp8": Subject(f"{WIDE},fp8=true", kv_layout="fp8", second=LONG),
+    "wide fp8": Subject(f"{WIDE},fp8=true", kv_layout="fp8", second=LONG, chunks=(16, 100)),
     "v32 fp32": Subject(V32, "float32"),
 }
 
@@ -96,50 +98,43 @@ def differences(found: Rows, expected: Rows) -> list[str]:
     return lines
 
 
-@dataclass(frozen=True)
-class Alone:
-    """A subject, an engine of its own with graphs, and the logits of the targets run alone."""
-
-    subject: Subject
-    core: EngineCore
-    rows: Rows
-
-
-@pytest.fixture(scope="module", params=list(SUBJECTS))
-def alone(request: pytest.FixtureRequest) -> Alone:
-    subject = SUBJECTS[request.param]
-    core = subject.core()
+def alone(subject: Subject, core: EngineCore) -> Rows:
+    """Logits of the targets, one after another in the same engine."""
     rows: Rows = {}
     for number in TARGETS:
         found = logits_of(core, [subject.asked(number)])
-        first = min(position for _, position in found)
+        first = min(position for _, position in found)  # a step may have run ahead of the last
         rows |= {key: row for key, row in found.items() if key[1] < first + NUM_NEW}
-    assert len(rows) == len(TARGETS) * NUM_NEW
-    assert all(bool(row.isfinite().all()) for row in rows.values())
-    return Alone(subject, core, rows)
+    return rows
 
 
-@pytest.mark.parametrize("num_mates", [7, 63])
-def test_bits_alone_are_the_bits_in_company(alone: Alone, num_mates: int) -> None:
-    found = logits_of(alone.core, [alone.subject.asked(i) for i in range(1 + num_mates)])
-    assert differences(found, alone.rows) == []
-
-
-@pytest.mark.parametrize("chunk", [1, 7, 64])
-def test_bits_do_not_hang_on_chunks_nor_on_graphs(alone: Alone, chunk: int) -> None:
-    core = alone.subject.core(max_prefill_chunk=chunk, enforce_eager=True)
-    found = logits_of(core, [alone.subject.asked(i) for i in TARGETS])
-    assert differences(found, alone.rows) == []
-
-
-def test_bits_after_a_prefix_hit(alone: Alone) -> None:
-    subject, last = alone.subject, TARGETS[-1]
+def after_a_hit(subject: Subject, number: int) -> Rows:
+    """Logits of a request whose prompt's pages the cache has."""
     core = subject.core(enable_prefix_caching=True, enforce_eager=True)
-    logits_of(core, [subject.asked(last)])
-    again = logits_of(core, [subject.asked(last, "again"), subject.asked(2)])
-    found = {(f"r{last}", place): row for (name, place), row in again.items() if name[0] == "a"}
-    expected = {key: row for key, row in alone.rows.items() if key[0] == f"r{last}"}
-    assert differences(found, expected) == []
+    logits_of(core, [subject.asked(number)])
+    again = logits_of(core, [subject.asked(number, "again"), subject.asked(2)])
+    return {(f"r{number}", at): row for (name, at), row in again.items() if name[0] == "a"}
+
+
+@pytest.mark.parametrize("name", list(SUBJECTS))
+def test_the_bits_of_a_request_are_its_own(name: str) -> None:
+    subject = SUBJECTS[name]
+    core = subject.core()
+    expected = alone(subject, core)
+    assert len(expected) == len(TARGETS) * NUM_NEW
+    assert all(bool(row.isfinite().all()) for row in expected.values())
+    wrong = {}
+    for num_rows in (8, 64):
+        found = logits_of(core, [subject.asked(number) for number in range(num_rows)])
+        wrong[f"with {num_rows - 1} mates"] = differences(found, expected)
+    for chunk in subject.chunks:
+        eager = subject.core(max_prefill_chunk=chunk, enforce_eager=True)
+        found = logits_of(eager, [subject.asked(number) for number in TARGETS])
+        wrong[f"in chunks of {chunk}, eager"] = differences(found, expected)
+    last = TARGETS[-1]
+    own = {key: row for key, row in expected.items() if key[0] == f"r{last}"}
+    wrong["after a prefix hit"] = differences(after_a_hit(subject, last), own)
+    assert {arm: lines[:3] for arm, lines in wrong.items() if lines} == {}
 
 
 @pytest.mark.parametrize(
