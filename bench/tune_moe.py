@@ -102,13 +102,16 @@ def compile_deepgemm(rows: tuple[int, ...], share: int, num_shares: int) -> None
 
 
 def timed(cell: Cell, call: Callable[[], object]) -> float:
-    """Microseconds of one call, over calls in a row that last some milliseconds."""
+    """Microseconds of one call, captured: calls in a row that last some milliseconds."""
     start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    count = 3 if cell.flops > 1e11 else 20
-    torch.cuda._sleep(5_000_000)  # the host launches meanwhile
+    count = 3 if cell.flops > 1e11 else 40
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(count):
+            call()
+    graph.replay()
     start.record()
-    for _ in range(count):
-        call()
+    graph.replay()
     stop.record()
     torch.cuda.synchronize()
     return start.elapsed_time(stop) * 1000 / count
@@ -121,6 +124,7 @@ def measure(cell: Cell) -> list[tuple[float, Tile]]:
         try:
             call = functools.partial(cell.run, tile)
             call()
+            torch.cuda.synchronize()
             found.append((timed(cell, call), tile))
         except Exception as error:
             print(f"{cell.name} {shown(tile)}: {str(error)[:60]}")

@@ -73,32 +73,31 @@ def linear_candidates(num_rows: int, columns: int, width: int) -> list[Tile]:
     found = [taken]
     if num_rows > 128:
         kinds = (
-            (128, 256, 8, 3, 8),
-            (128, 256, 8, 3, 32),
-            (128, 256, 8, 4, 8),
-            (128, 128, 8, 4, 16),
-            (128, 128, 8, 3, 8),
             (64, 128, 4, 3, 16),
-            (64, 256, 4, 3, 16),
+            (64, 128, 4, 3, 8),
+            (64, 128, 4, 3, 64),
+            (64, 128, 4, 2, 16),
+            (128, 128, 8, 4, 16),
+            (128, 128, 8, 4, 8),
+            (128, 64, 4, 4, 16),
         )
         found += [
             Tile(rows, wide, 128, warps=warps, stages=stages, group=group)
             for rows, wide, warps, stages, group in kinds
-            if wide <= 128 or tiles.may_pair(columns)
         ]
         return list(dict.fromkeys(found))
     kinds_of_few = (
         (64, 1, 4, 5),
         (64, 2, 4, 5),
         (64, 4, 4, 5),
-        (64, 2, 4, 8),
         (128, 1, 4, 4),
         (128, 2, 4, 4),
-        (128, 2, 8, 4),
+        (128, 4, 4, 4),
+        (128, 1, 8, 4),
     )
     for wide, share, warps, stages in kinds_of_few:
         programs = share * tiles.SM_COUNT
-        tile = tiles.streaming_tile(taken.rows, columns, width, wide, programs)
+        tile = tiles.split_tile(taken.rows, columns, width, wide, programs)
         found.append(replace(tile, warps=warps, stages=stages))
     return list(dict.fromkeys(found))
 

@@ -16,7 +16,7 @@ from typing import Any
 from gnomon.attention.dispatch import Choice, OpNeed, Provider, Ranking, choose
 
 Kernel = Callable[..., Any]
-OPERATORS_BY_ROWS = ("sparse_mla",)
+OPERATORS_BY_ROWS = ("sparse_mla", "linear_fp8")
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import torch
 
 from gnomon.attention.by_rows import choose_by_rows
 from gnomon.attention.dispatch import KernelSet, OpNeed, Requirement, choose
+from gnomon.attention.providers.external.deepgemm import BLOCK_ROWS
 from gnomon.attention.providers.ranking import MEASURED, Measured, fastest, row_classes, table_of
 from gnomon.attention.routes import AttentionDims
 
@@ -114,6 +115,22 @@ def test_a_kernel_by_rows_hands_calls_on() -> None:
     assert called == [("a", 0), ("a", 1), ("a", 32), ("b", 33), ("b", 500)]
     assert choose_by_rows("sparse_mla", NEED, providers[:1], by_rows, classes) is None
     assert choose_by_rows("sparse_mla", NEED, providers, by_rows, ()) is None
+
+
+def test_linears_of_long_prefills_are_deepgemms_where_it_is() -> None:
+    """From the rows on of which it takes whole blocks; never in decode, where it would compile."""
+    providers = tuple(
+        KernelSet(name, rank, {"linear_fp8": lambda *_, name=name: name})
+        for rank, name in enumerate(("triton", "deepgemm"))
+    )
+    need = replace(NEED, phase="prefill")
+    classes = row_classes("linear_fp8", need)
+    found = choose_by_rows("linear_fp8", need, providers, fastest, classes)
+    assert found is not None
+    called = [found[1](torch.zeros(n, 1)) for n in (1, BLOCK_ROWS, BLOCK_ROWS + 1, 16384)]
+    assert called == ["triton", "triton", "deepgemm", "deepgemm"]
+    assert choose_by_rows("linear_fp8", need, providers[:1], fastest, classes) is None
+    assert fastest("linear_fp8", NEED)[0][0] == "triton"
 
 
 def row(name: str, microseconds: float, shape: str = "", num_heads: int = 16) -> dict[str, object]:

@@ -23,7 +23,7 @@ def product(tile: Tile, kind: str, arch: int = 90, **constants: Any) -> Build:
     modes = {
         "TOP_K": 8 if kind == "fused" else 1,
         "BM": tile.rows,
-        "BN": tile.columns // (1 + tile.is_paired),
+        "BN": tile.columns,
         "BK": tile.depth,
         "GROUP_M": tile.group,
         "IS_SPLIT": tile.splits > 1,
@@ -33,10 +33,10 @@ def product(tile: Tile, kind: str, arch: int = 90, **constants: Any) -> Build:
         "IS_FP8": True,
         "NATIVE": is_native,
         "FUSED": kind == "fused",
-        "PAIRED": tile.is_paired,
         "EVEN_K": True,
         "IS_POWER_OF_TWO": False,
         "STAGES": tile.stages,
+        "IS_EARLY": tile.splits > 1 and arch >= 90,
     } | constants
     codes = ("*fp8e4nv" if is_native else "*u8") if modes["IS_FP8"] else "*bf16"
     out = "*bf16"
@@ -71,6 +71,7 @@ WIDE = [
     product(Tile(128, 128, 128, warps=8, stages=3), "fused"),
     product(Tile(128, 128, 128, warps=8, stages=4), "down"),
     product(Tile(128, 128, 128, warps=8, stages=4), "dense"),
+    product(Tile(64, 128, 128, warps=4, stages=3), "dense"),
     product(Tile(128, 128, 64, warps=8, stages=3), "fused", IS_FP8=False),
 ]
 OTHERS = [
@@ -116,7 +117,7 @@ SMALL = [
     ),
     plain(
         "products", "add_splits", {"parts": "*fp32", "out": "*bf16"}, num_rows="i32", width="i32",
-        SPLITS=4, BLOCK=1024,
+        SPLITS=4, BLOCK=1024, IS_EARLY=True,
     ),
 ]  # fmt: skip
 

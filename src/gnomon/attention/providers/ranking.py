@@ -38,6 +38,9 @@ class Measured:
 
 _PUBLISHED = "fastest by published figures (kernels.md §1.10); FA3 is not measured here yet"
 _COMPILED = "DeepGEMM compiles for seconds at each new class of shapes; it can be forced"
+_PRODUCTS = (
+    "1.5 times as fast on an H200 (bench/tune_moe.py), blocks of 4096 rows, one compiled kernel"
+)
 _H200 = "fastest on an H200 (bench/tune_attention.py)"
 
 _BF16, _FP8 = "bf16_576", "fp8_ds_mla_656"
@@ -56,7 +59,8 @@ MEASURED: tuple[Measured, ...] = (
     Measured("sparse_mla", "decode", _FP8, 16, _FLASHMLA, _H200, num_rows=64),
     Measured("sparse_mla", "decode", _FP8, 16, _FLASHMLA, _H200, num_rows=128),
     Measured("sparse_mla", "decode", _FP8, 64, _FLASHMLA, _H200),
-    Measured("linear_fp8", "prefill", None, 1, ("triton", "deepgemm"), _COMPILED),
+    Measured("linear_fp8", "prefill", None, 1, ("triton", "deepgemm"), _COMPILED, num_rows=2048),
+    Measured("linear_fp8", "prefill", None, 1, ("deepgemm", "triton"), _PRODUCTS, num_rows=8192),
     Measured("linear_fp8", "decode", None, 1, ("triton", "deepgemm"), _COMPILED),
     Measured("moe_fp8", "prefill", None, 1, ("triton", "deepgemm"), _COMPILED),
     Measured("moe_fp8", "decode", None, 1, ("triton", "deepgemm"), _COMPILED),

@@ -201,10 +201,11 @@ class DeepGemm:
         out = torch.empty((num_rows, num_columns), dtype=dtype, device=codes.device)
         weight = codes, scales
         first = 0
-        while num_rows - first >= BLOCK_ROWS:
-            part = slice(first, first + BLOCK_ROWS)
+        while 3 * (num_rows - first) >= 2 * BLOCK_ROWS and num_rows >= BLOCK_ROWS:
+            begin = min(first, num_rows - BLOCK_ROWS)  # a large rest takes rows again
+            part = slice(begin, begin + BLOCK_ROWS)
             self._multiply((x_codes[part], x_scales[part]), weight, out[part])
-            first += BLOCK_ROWS
+            first = begin + BLOCK_ROWS
         if 0 < first < num_rows and x_codes.is_cuda:
             from gnomon.attention.providers.triton.linear import linear_into
 

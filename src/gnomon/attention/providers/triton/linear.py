@@ -19,6 +19,7 @@ import triton
 from torch import Tensor
 
 from gnomon.attention.providers.triton import tiles
+from gnomon.attention.providers.triton.attention_tiles import can_launch_early
 from gnomon.attention.providers.triton.language import has_native_fp8
 from gnomon.attention.providers.triton.linear_quantise import (
     as_operand,
@@ -74,6 +75,7 @@ def _multiply_into(
         shape = (tile.splits, num_rows, num_columns)
         into = torch.empty(shape, dtype=torch.float32, device=codes.device)
     is_native = has_native_fp8(codes.device)
+    is_early = tile.splits > 1 and can_launch_early(codes.device)
     num_m = triton.cdiv(num_rows, tile.rows)
     per_split = triton.cdiv(triton.cdiv(width, tile.depth), tile.splits) * tile.depth
     grid = (num_m * triton.cdiv(num_columns, tile.columns), tile.splits)
@@ -84,16 +86,17 @@ def _multiply_into(
         x_codes.stride(0), x_scales.stride(0), x_scales.stride(1),
         0, codes.stride(0), 0, scales.stride(0),
         num_rows * num_columns, num_columns, 0, 0,
-        1, tile.rows, tile.columns // (1 + tile.is_paired), tile.depth, tile.group,
-        tile.splits > 1, tile.rows < 64, False, False, True, is_native, False, tile.is_paired,
-        width % tile.depth == 0, False, tile.stages,
+        1, tile.rows, tile.columns, tile.depth, tile.group,
+        tile.splits > 1, tile.rows < 64, False, False, True, is_native, False,
+        width % tile.depth == 0, False, tile.stages, is_early,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     if tile.splits > 1:
         block = 1024
         add_splits[(num_rows, triton.cdiv(num_columns, block))](
-            into, out, num_rows, num_columns, tile.splits, block
-        )
+            into, out, num_rows, num_columns, tile.splits, block, is_early,
+            **({"launch_pdl": True} if is_early else {}),
+        )  # fmt: skip
 
 
 KERNELS: MappingProxyType[str, Callable[..., Any]] = MappingProxyType(

@@ -191,9 +191,9 @@ def grouped(x: Rows, weight: Experts, blocks: ExpertBlocks, tile: Tile, into: In
         x.values.stride(0), x_scales.stride(0), x_scales.stride(1),
         values.stride(0), values.stride(1), scales.stride(0), scales.stride(1),
         0, out.stride(0), out_scales.stride(0), out_scales.stride(1),
-        into.top_k, tile.rows, tile.columns // (1 + tile.is_paired), tile.depth, tile.group,
+        into.top_k, tile.rows, tile.columns, tile.depth, tile.group,
         False, tile.rows < 64, True, into.shares is not None, is_fp8, is_native, into.is_fused,
-        tile.is_paired, width % tile.depth == 0, into.is_power_of_two, tile.stages,
+        width % tile.depth == 0, into.is_power_of_two, tile.stages, False,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
 

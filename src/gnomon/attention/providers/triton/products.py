@@ -6,9 +6,10 @@ Out: products of every row; or, where FUSED, silu(gate) · up of a weight [2 N, 
      is the gate, quantised again where the weights are FP8.
 Tiles: with few rows (SWAP) the weight is the tall operand (WGMMA's M) and rows of x are its
      columns, 16 and up: a step streams weights and pads little. A block of rows belongs to one
-     expert. PAIRED: two tiles side by side over the same rows of x, each in an accumulator of its
-     own, as gate and up have them where FUSED. FP8 products are summed in fp32 per 128 columns of
-     K and scaled before they are added (oracle_math.md §4.1).
+     expert. FP8 products are summed in fp32 per 128 columns of K and scaled before they are added
+     (oracle_math.md §4.1).
+IS_EARLY (sm_90 and newer): what adds the splits may be launched while the last ones are stored,
+and waits for them itself.
 STAGES is given to the loop itself, so that scales are fetched ahead too, not only what is
      multiplied; num_stages alone loads them in the middle of each step, and the widest tile spills.
 A row's bits depend on the row and on the tile's sizes alone. Not here: which sizes (tiles.py),
@@ -121,19 +122,17 @@ def multiply(
     IS_FP8: tl.constexpr,
     NATIVE: tl.constexpr,
     FUSED: tl.constexpr,
-    PAIRED: tl.constexpr,
     EVEN_K: tl.constexpr,
     IS_POWER_OF_TWO: tl.constexpr,
     STAGES: tl.constexpr,
+    IS_EARLY: tl.constexpr,
 ):
-    """One tile [BM, BN] ([BM, 2 BN] if PAIRED) of out [num_rows, num_n], over k_split of K.
+    """One tile [BM, BN] of out [num_rows, num_n], over k_split of K.
 
     With experts, ``pairs`` [blocks * BM] names the row of ``out`` of each column, num_rows where
-    there is none; x's row is pair // TOP_K. Without, column and row are the same. PAIRED needs
-    BN = 128 and a last tile whose second half is whole or empty.
+    there is none; x's row is pair // TOP_K. Without, column and row are the same.
     """
-    WIDTH: tl.constexpr = 2 * BN if PAIRED else BN
-    m, n_tile = tile_of(tl.program_id(0), num_m, tl.cdiv(num_n, WIDTH), GROUP_M)
+    m, n_tile = tile_of(tl.program_id(0), num_m, tl.cdiv(num_n, BN), GROUP_M)
     column = tl.arange(0, BM)
     if HAS_EXPERTS:
         if m >= tl.load(num_blocks):
@@ -146,17 +145,13 @@ def multiply(
     is_live = pair < num_rows
     # Dead columns and rows beyond the edge read something that exists; nothing of it is stored.
     row = tl.where(is_live, pair // TOP_K, 0).to(tl.int64)
-    n_first = n_tile * WIDTH
+    n_first = n_tile * BN
     n_read = tl.minimum(n_first + tl.arange(0, BN), num_n - 1).to(tl.int64)
     k = tl.arange(0, BK)
     per_split = K if not IS_SPLIT else k_split
     per_split = tl.cdiv(per_split, BK) * BK
     first = tl.program_id(1) * per_split
     last = tl.minimum(first + per_split, K)
-    # From a tile's first row of the weight to that of the second one; an empty one reads the first.
-    apart = num_n
-    if PAIRED:
-        apart = tl.where(n_first + BN < num_n, BN, 0)
 
     x_at = x + row[:, None] * x_stride + k[None, :]
     w_at = weight + expert * w_expert + n_read[:, None] * w_row + k[None, :]
@@ -182,24 +177,26 @@ def multiply(
             x_scale = tl.load(xs_at + start // GROUP * xs_group)
             w_scale = tl.load(s_at + start // GROUP)
         acc = scaled_step(acc, w, xb, w_scale, x_scale, SWAP, IS_FP8, NATIVE)
-        if FUSED or PAIRED:
-            u_at = w_at + apart * w_row + start
+        if FUSED:
+            u_at = w_at + num_n * w_row + start
             if EVEN_K:
                 u = tl.load(u_at)
             else:
                 u = tl.load(u_at, mask=(start + k < K)[None, :], other=0.0)
             u_scale = 0.0
             if IS_FP8:
-                u_scale = tl.load(s_at + apart // GROUP * s_row + start // GROUP)
+                u_scale = tl.load(s_at + num_n // GROUP * s_row + start // GROUP)
             up = scaled_step(up, u, xb, u_scale, x_scale, SWAP, IS_FP8, NATIVE)
 
+    if IS_EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
     if SWAP:
         acc = tl.trans(acc)
         up = tl.trans(up)
     if HAS_EXPERTS:  # read again: registers are what the loop needs most
         pair = tl.load(pairs + m * BM + column)
         is_live = pair < num_rows
-    n = n_tile * WIDTH + tl.arange(0, BN)
+    n = n_tile * BN + tl.arange(0, BN)
     keep = is_live[:, None] & (n < num_n)[None, :]
     place = pair.to(tl.int64)
     out_at = out + place[:, None] * out_stride + n[None, :]
@@ -218,18 +215,19 @@ def multiply(
     if HAS_SHARES:
         acc = acc * tl.load(shares + pair, mask=is_live, other=0.0).to(tl.float32)[:, None]
     tl.store(out_at, round_to(acc, out.dtype.element_ty), mask=keep)
-    if PAIRED:
-        keep = is_live[:, None] & (n + BN < num_n)[None, :]
-        tl.store(out_at + BN, round_to(up, out.dtype.element_ty), mask=keep)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
-def add_splits(parts, out, num_rows, width, SPLITS: tl.constexpr, BLOCK: tl.constexpr):
+def add_splits(
+    parts, out, num_rows, width, SPLITS: tl.constexpr, BLOCK: tl.constexpr, IS_EARLY: tl.constexpr
+):
     """Out [num_rows, width] = the sum of parts [SPLITS, num_rows, width] fp32, first to last."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_in = at < width
     total = tl.zeros((BLOCK,), tl.float32)
+    if IS_EARLY:
+        tl.extra.cuda.gdc_wait()
     for split in tl.static_range(SPLITS):
         total += tl.load(parts + (split * num_rows + row) * width + at, mask=is_in, other=0.0)
     tl.store(out + row * width + at, round_to(total, out.dtype.element_ty), mask=is_in)

@@ -15,7 +15,8 @@ from torch import Tensor
 from gnomon.attention.providers.triton.language import padded
 
 SM_COUNT = 132  # of an H200; only a choice hangs on it
-PAIR = 256  # columns of two tiles side by side
+NARROW = 4096  # columns of a weight that wide tiles suit
+SHORT = 2048  # columns of x that are not split
 WIDEST_GROUP = 1 << 20  # all row blocks before the next column tile
 
 
@@ -23,8 +24,7 @@ WIDEST_GROUP = 1 << 20  # all row blocks before the next column tile
 class Tile:
     """rows × columns of one program, K per step, splits of K, launch parameters.
 
-    ``group``: row blocks that pass over all column tiles together, for the L2 cache. 256 columns
-    are a pair of tiles of 128 (`may_pair`).
+    ``group``: row blocks that pass over all column tiles together, for the L2 cache.
     """
 
     rows: int
@@ -34,11 +34,6 @@ class Tile:
     warps: int = 4
     stages: int = 4
     group: int = WIDEST_GROUP
-
-    @property
-    def is_paired(self) -> bool:
-        """Whether a program makes two tiles side by side."""
-        return self.columns == PAIR
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,21 +55,14 @@ def depth_of(is_fp8: bool, itemsize: int, width: int) -> int:
     return min(128 // itemsize, padded(width, 16))
 
 
-def may_pair(num_columns: int) -> bool:
-    """Whether the second tile of the last pair is whole or empty."""
-    return num_columns >= PAIR and num_columns % PAIR <= PAIR // 2
-
-
 def linear_tile(num_rows: int, num_columns: int, width: int) -> Tile:
     """For x [num_rows, width] and an FP8 weight [num_columns, width]."""
     if num_rows <= 128:
-        return streaming_tile(padded(num_rows, 16), num_columns, width)
-    tile = Tile(128, PAIR, 128, warps=8, stages=3, group=8)
-    if may_pair(num_columns) and _programs(tile, num_rows, num_columns) >= SM_COUNT:
-        return tile
+        return _streaming(padded(num_rows, 16), num_columns, width)
     tile = Tile(128, 128, 128, warps=8, stages=4, group=16)
-    if _programs(tile, num_rows, num_columns) >= SM_COUNT:
+    if num_columns < NARROW and _programs(tile, num_rows, num_columns) >= 4 * SM_COUNT:
         return tile
+    # Three of these share a processor: one multiplies while the others scale their sums.
     tile = Tile(64, 128, 128, warps=4, stages=3, group=16)
     splits = _splits(_programs(tile, num_rows, num_columns), width, SM_COUNT)
     return replace(tile, splits=splits)
@@ -86,19 +74,24 @@ def fixed_linear_tile(num_columns: int, width: int) -> Tile:
     return Tile(64, 128, 128, splits=splits, warps=4, stages=4)
 
 
-def streaming_tile(
-    rows: int, num_columns: int, width: int, columns: int = 64, programs: int = 2 * SM_COUNT
-) -> Tile:
-    """Few rows: weights pass once, so every processor has to have much on its way.
+def _streaming(rows: int, num_columns: int, width: int) -> Tile:
+    """Few rows: weights pass once, so all processors have to be busy reading them."""
+    if num_columns >= 128 * SM_COUNT:
+        return Tile(rows, 128, 128, warps=8 if rows <= 32 else 4, stages=4)
+    if width <= SHORT:  # a launch that adds splits would take longer than it saves
+        return Tile(rows, 64, 128, warps=4, stages=5)
+    # Splits' sums are written and read again: with more rows fewer of them pay.
+    return split_tile(rows, num_columns, width, 128, SM_COUNT * (2 if rows <= 32 else 1))
 
-    ``programs``: how many K is split for; two of them hide each other's beginnings and ends.
-    """
+
+def split_tile(rows: int, num_columns: int, width: int, columns: int, programs: int) -> Tile:
+    """K in parts that bring the programs near ``programs``."""
     splits = _splits(-(-num_columns // columns), width, programs)
     return Tile(rows, columns, 128, splits=splits, warps=4, stages=5 if columns <= 64 else 4)
 
 
 def _splits(num_tiles: int, width: int, programs: int) -> int:
-    """Parts of K that bring the programs near ``programs``; none shorter than four steps."""
+    """Parts of K, none shorter than four steps, that bring the programs near ``programs``."""
     wanted = max(1, (programs + num_tiles // 2) // num_tiles)
     return max(1, min(wanted, 16, width // 512))
 
