@@ -34,7 +34,7 @@ class Search:
     """``cap``: candidates kept; ``sample``: columns looked at first; ``block``: columns a step.
 
     Powers of two; k < cap <= 16,384, sample <= cap. ``programs`` a multiprocessor; ``registers`` a
-    thread; ``chunk``: words counted or columns gathered at once.
+    thread; ``chunk``: words counted or columns gathered at once; ``stages``: blocks on their way.
     """
 
     cap: int
@@ -44,6 +44,7 @@ class Search:
     programs: int
     registers: int | None = None
     chunk: int = 1024
+    stages: int = 1
 
     def target(self, k: int, num_columns: int) -> float:
         """How many columns a guess should let pass, between k and ``cap``."""
@@ -55,7 +56,8 @@ def search_for(k: int, num_rows: int, num_columns: int, processors: int) -> Sear
     """Sizes for a shape: few rows get large blocks, many rows several programs at once."""
     cap = padded(2 * k, 1024)
     if num_rows <= 2 * processors:
-        return Search(max(cap, SHORT), min(max(cap, 4096), SHORT), SHORT, 16, 1, chunk=2048)
+        sample = 4096 if num_columns <= LONG else SHORT
+        return Search(max(cap, SHORT), sample, SHORT, 16, 1, chunk=2048, stages=4)
     if num_columns <= SHORT:
         return Search(max(cap, SHORT), 4096, 4096, 16, 2, 64, 2048)
     return Search(cap, min(cap, 4096), 4096, 8, 4, 64)
@@ -93,6 +95,7 @@ def topk_slots(
 
 
 def _empty(num_rows: int, k: int, want_margin: bool, device: torch.device) -> TopK:
+    _require_size(k)
     return TopK(
         torch.empty((num_rows, k), dtype=torch.int32, device=device),
         torch.empty(num_rows, dtype=torch.int32, device=device),
@@ -109,7 +112,6 @@ def _launch(
     rows: RowPages | None,
     search: Search | None = None,
 ) -> None:
-    _require_size(k)
     num_rows, device = out.ids.shape[0], count.device
     num_columns = k if scores is None else scores.shape[1]
     sizes = search or search_for(k, num_rows, num_columns, num_processors(device))
@@ -146,6 +148,7 @@ def _launch(
         BLOCK=sizes.block,
         CHUNK=sizes.chunk,
         LIST=min(padded(k), sizes.chunk),
+        STAGES=sizes.stages,
         PAGE=1 if rows is None else rows.page_size,
         LOOKS=rows is None,
         num_warps=sizes.warps,

@@ -125,7 +125,7 @@ def mark_block(
 
 
 @triton.jit
-def mark_scores(row_ptr, length, pivot, words_ptr, BLOCK: tl.constexpr):
+def mark_scores(row_ptr, length, pivot, words_ptr, BLOCK: tl.constexpr, STAGES: tl.constexpr):
     """Bits of the columns whose key reaches ``pivot``; returns whether a score is NaN.
 
     Scores are compared as they are: NaN, which is −inf, then passes where every column does, alone.
@@ -134,7 +134,7 @@ def mark_scores(row_ptr, length, pivot, words_ptr, BLOCK: tl.constexpr):
     least, is_all = score_of(pivot), pivot <= LOWEST
     largest = tl.full([BLOCK // WORD, WORD], float("-inf"), tl.float32)
     whole = length // BLOCK * BLOCK
-    for start in range(0, whole, BLOCK):
+    for start in tl.range(0, whole, BLOCK, num_stages=STAGES):
         largest = mark_block(row_ptr, start, length, group, least, is_all, words_ptr, largest, True)
     if whole < length:
         largest = mark_block(

@@ -122,6 +122,7 @@ def topk_kernel(
     BLOCK: tl.constexpr,
     CHUNK: tl.constexpr,
     LIST: tl.constexpr,
+    STAGES: tl.constexpr,
     PAGE: tl.constexpr,
     LOOKS: tl.constexpr,
 ):
@@ -129,6 +130,7 @@ def topk_kernel(
 
     TARGET: columns to pass a guess. top: the largest power of two below the words of a row.
     CHUNK: words counted, or columns gathered, at once; LIST: ids written at once.
+    STAGES: blocks of the pass over a row that are on their way at once.
     LOOKS: rows that see at most K columns are searched for NaN, else their scores are not read.
     slots_ptr, margin_ptr: None where they are not wanted; request_ptr None: row m has pages[m].
     """
@@ -171,7 +173,7 @@ def topk_kernel(
                         tries = TRIES
                     else:
                         tl.debug_barrier()  # what was marked and counted before has been read
-                        has_nan = mark_scores(row_ptr, length, pivot, words, BLOCK)
+                        has_nan = mark_scores(row_ptr, length, pivot, words, BLOCK, STAGES)
                         tl.debug_barrier()
                         total = rank_words(words, ties, prefix, num_words, 0, False, CHUNK)
                         doubled, halved = tl.minimum(2 * rank, SAMPLE), tl.maximum(rank // 2, 1)
