@@ -114,7 +114,8 @@ def test_the_mistakes_are_many_named_apart_and_have_tests() -> None:
     assert len({mistake.name for mistake in MISTAKES}) == len(MISTAKES)
     for mistake in MISTAKES:
         assert mistake.snippet != mistake.instead
-        assert (ROOT / mistake.path).is_file()
+        source = (ROOT / mistake.path).read_text(encoding="utf-8")
+        assert place(mistake, source).apply(source) != source
         assert mistake.tests
     every = {test for m in MISTAKES for test in m.tests} | {
         test for tests in SELECTIONS.values() for test in tests

@@ -10,6 +10,7 @@ from tools.mutation.mutant import Mistake
 CACHE = "src/gnomon/cache/"
 ENGINE = "src/gnomon/engine/"
 MODELS = "src/gnomon/models/"
+ROUTING = "src/gnomon/attention/ops/routing.py"
 PAGES = ("tests/unit/cache/test_pages.py",)
 PREFIX = ("tests/unit/cache/test_prefix.py",)
 SHARING = ("tests/unit/engine/test_scheduler_prefix.py",)
@@ -55,8 +56,9 @@ MISTAKES = (
     Mistake("index-rope", "wrong rope convention", MODELS + "rotation.py",
             "at(written, interleaved)\n", "at(written, not interleaved)\n",
             (ARITHMETIC + "test_h1_index_rope_of_both_styles",)),
-    Mistake("router-bias", "router bias in the weights", MODELS + "feed_forward.py",
-            "Routing(scores, choice.topk", "Routing(choice, choice.topk", LONG_PROMPT),
+    Mistake("router-bias", "router bias in the weights", ROUTING,
+            "expert_weights(logits, ids, rule)", "expert_weights(logits + bias, ids, rule)",
+            LONG_PROMPT),
     Mistake("context-merge", "later context chunks not merged", MODELS + "mla.py",
             "if is_begun[piece.row_start]:", "if piece.num_rows < 0:",
             ("tests/laws/test_motivating_faults_mixed.py",)),
