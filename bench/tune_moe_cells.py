@@ -92,8 +92,8 @@ def linear_candidates(num_rows: int, columns: int, width: int) -> list[Tile]:
         (64, 4, 4, 5),
         (128, 1, 4, 4),
         (128, 2, 4, 4),
-        (128, 4, 4, 4),
-        (128, 1, 8, 4),
+        (128, 3, 4, 3),
+        (128, 2, 8, 4),
     )
     for wide, share, warps, stages in kinds_of_few:
         programs = share * tiles.SM_COUNT

@@ -98,7 +98,7 @@ def test_splits_leave_each_part_something(num_columns: int) -> None:
     for width in (128, 512, 1536, 7168, 16384):
         for num_rows in (1, 16, 33, 128, 129, 4096):
             tile = tiles.linear_tile(num_rows, num_columns, width)
-            assert tile.rows >= (num_rows if num_rows <= 128 else 64)
+            assert tile.rows >= min(num_rows, 64)
             assert (tile.splits - 1) * 128 < width
         fixed = tiles.fixed_linear_tile(num_columns, width)
         assert fixed == tiles.fixed_linear_tile(num_columns, width)

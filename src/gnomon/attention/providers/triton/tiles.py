@@ -58,7 +58,7 @@ def depth_of(is_fp8: bool, itemsize: int, width: int) -> int:
 def linear_tile(num_rows: int, num_columns: int, width: int) -> Tile:
     """For x [num_rows, width] and an FP8 weight [num_columns, width]."""
     if num_rows <= 128:
-        return _streaming(padded(num_rows, 16), num_columns, width)
+        return _streaming(num_rows, num_columns, width)
     tile = Tile(128, 128, 128, warps=8, stages=4, group=16)
     if num_columns < NARROW and _programs(tile, num_rows, num_columns) >= 4 * SM_COUNT:
         return tile
@@ -74,8 +74,9 @@ def fixed_linear_tile(num_columns: int, width: int) -> Tile:
     return Tile(64, 128, 128, splits=splits, warps=4, stages=4)
 
 
-def _streaming(rows: int, num_columns: int, width: int) -> Tile:
+def _streaming(num_rows: int, num_columns: int, width: int) -> Tile:
     """Few rows: weights pass once, so all processors have to be busy reading them."""
+    rows = min(padded(num_rows, 16), 64)  # wider tiles would leave a processor one program
     if num_columns >= 128 * SM_COUNT:
         return Tile(rows, 128, 128, warps=8 if rows <= 32 else 4, stages=4)
     if width <= SHORT:  # a launch that adds splits would take longer than it saves
@@ -92,7 +93,7 @@ def split_tile(rows: int, num_columns: int, width: int, columns: int, programs: 
 
 def _splits(num_tiles: int, width: int, programs: int) -> int:
     """Parts of K, none shorter than four steps, that bring the programs near ``programs``."""
-    wanted = max(1, (programs + num_tiles // 2) // num_tiles)
+    wanted = (programs + num_tiles // 2) // num_tiles
     return max(1, min(wanted, 16, width // 512))
 
 
