@@ -12,7 +12,6 @@ Not here: the kernels themselves (index_tiles.py), which form is bound (__init__
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -59,7 +58,7 @@ def index_scores_fixed(
     q: Tensor, weights: Tensor, keys: Tensor, count: Tensor, scale: float
 ) -> Tensor:
     """The same with the bits of index_scores_paged."""
-    return _plain_scores((q, weights, count, scale), keys, _one_row(TILES[q.dtype]), fills=True)
+    return _plain_scores((q, weights, count, scale), keys, PAGED_TILES[q.dtype], fills=True)
 
 
 def index_scores_codes(
@@ -127,21 +126,21 @@ def _pool_scores(
     scored: Scored, pool: PagedPool, pages: Tensor, num_keys: int, is_fixed: bool
 ) -> Tensor:
     if view_of(pool).kind != "codes":
-        tile = TILES[scored[0].dtype]
+        tile = (PAGED_TILES if is_fixed else TILES)[scored[0].dtype]
         keys = context_gather(pool, pages, 0, num_keys)
-        return _plain_scores(scored, keys, _one_row(tile) if is_fixed else tile, fills=False)
+        return _plain_scores(scored, keys, tile, fills=False)
     codes = gathered_codes(pool, pages, num_keys, KEY_BLOCK)
-    tile = _one_row(TILES[CODE]) if is_fixed else TILES[CODE]
+    tile = (PAGED_TILES if is_fixed else TILES)[CODE]
     return _code_scores(scored, codes, num_keys, tile, fills=False)
 
 
 def _codes_of_both(scored: Scored, keys: Tensor, is_fixed: bool) -> Tensor:
     q = scored[0]
     if not multiplies_codes(q.device):
-        tile = TILES[q.dtype]
-        return _plain_scores(scored, keys, _one_row(tile) if is_fixed else tile, fills=True)
+        tile = (PAGED_TILES if is_fixed else TILES)[q.dtype]
+        return _plain_scores(scored, keys, tile, fills=True)
     codes, scales = encoded(keys[:, None], 1, KEY_BLOCK)
-    tile = _one_row(TILES[CODE]) if is_fixed else TILES[CODE]
+    tile = (PAGED_TILES if is_fixed else TILES)[CODE]
     return _code_scores(scored, (codes[:, 0], scales), keys.shape[0], tile, fills=True)
 
 
@@ -261,10 +260,6 @@ def _paged_scores(
         maxnreg=tile.registers,
     )
     return out
-
-
-def _one_row(tile: Tile) -> Tile:
-    return replace(tile, queries=1)
 
 
 def _for_codes(usual: Kernel, fixed: Kernel) -> Callable[[OpNeed], Kernel | None]:
