@@ -106,11 +106,10 @@ def expert_candidates(num_rows: int, choice: Tile) -> list[Tile]:
     """Tiles of a grouped product, the one in use first."""
     found = [choice]
     if num_rows > 128:
+        kinds = ((128, 8, 3), (128, 8, 4), (64, 4, 2), (64, 4, 3), (64, 8, 3))
         found += [
-            Tile(rows, 128, 128, warps=warps, stages=stages, group=group)
-            for rows, warps in ((64, 4), (64, 8), (128, 8))
-            for stages in (3, 4)
-            for group in (4, 16)
+            Tile(rows, 128, 128, warps=warps, stages=stages, group=16)
+            for rows, warps, stages in kinds
         ]
         return list(dict.fromkeys(found))
     for rows in sorted({choice.rows, min(64, 2 * choice.rows)}):

@@ -171,6 +171,12 @@ def test_linear_fp8(num_rows: int, shape: tuple[int, int]) -> None:
         assert bool(((found - truth).abs() <= limit).all()), float((found - truth).abs().max())
 
 
+@pytest.mark.parametrize("num_rows", [4100, 7500])
+def test_linear_fp8_by_blocks(num_rows: int) -> None:
+    """A small rest is triton's; rows of a large one are taken twice."""
+    test_linear_fp8(num_rows, (1536, 3072))
+
+
 @pytest.mark.parametrize("num_rows", [1, 300])
 def test_moe_fp8(num_rows: int) -> None:
     run = kernel("deepgemm", "moe_fp8", 64)
