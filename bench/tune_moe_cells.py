@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gnomon.attention.providers.external.deepgemm import BLOCK_ROWS
 from gnomon.attention.providers.triton import linear, tiles
 from gnomon.attention.providers.triton.linear_quantise import empty_rows, quantise_rows
 from gnomon.attention.providers.triton.moe import Experts, Into, Rows, grouped
@@ -27,7 +28,6 @@ LINEARS = {  # of h128: (columns, width)
     "dense up": (36864, 7168), "dense down": (7168, 18432),
 }  # fmt: skip
 L2_BYTES = 128 << 20
-BLOCK_ROWS = 4096  # of a call of DeepGEMM: one compiled kernel for each weight then
 
 
 @dataclass(frozen=True, slots=True)

@@ -171,7 +171,7 @@ def test_linear_fp8(num_rows: int, shape: tuple[int, int]) -> None:
         assert bool(((found - truth).abs() <= limit).all()), float((found - truth).abs().max())
 
 
-@pytest.mark.parametrize("num_rows", [4100, 7500])
+@pytest.mark.parametrize("num_rows", [2052, 3900])
 def test_linear_fp8_by_blocks(num_rows: int) -> None:
     """A small rest is triton's; rows of a large one are taken twice."""
     test_linear_fp8(num_rows, (1536, 3072))

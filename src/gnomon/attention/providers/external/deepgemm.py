@@ -34,7 +34,7 @@ NAME = "deepgemm"
 URL = "https://github.com/deepseek-ai/DeepGEMM"
 PAGE_SIZE = 64
 HEAD_DIM = 128
-BLOCK_ROWS = 4096
+BLOCK_ROWS = 2048
 COLUMNS, GROUP = 64, 128  # multiples of a weight's N and K
 
 Codes = tuple[Tensor, Tensor]
