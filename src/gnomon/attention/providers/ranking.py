@@ -36,29 +36,43 @@ class Measured:
     num_rows: int = 0
 
 
-_PUBLISHED = "fastest by published figures (kernels.md §1.10); FA3 is not measured here yet"
 _COMPILED = "DeepGEMM compiles for seconds at each new class of shapes; it can be forced"
 _PRODUCTS = (
     "1.5 times as fast on an H200 (bench/tune_moe.py), blocks of 4096 rows, one compiled kernel"
 )
-_H200 = "fastest on an H200 (bench/tune_attention.py)"
+_TUNED = "fastest on an H200 (bench/tune_attention.py)"
+_H200 = "fastest on an H200 (docs/results/h200_ops.json)"
 
-_BF16, _FP8 = "bf16_576", "fp8_ds_mla_656"
+_BF16, _FP8, _INDEX = "bf16_576", "fp8_ds_mla_656", "index_k_132"
 _TRITON, _FLASHMLA = ("triton", "flashmla"), ("flashmla", "triton")
-_FA3 = ("fa3", "triton", "flashmla")
+_FA3, _FA3_FLASHMLA = ("fa3", "triton", "flashmla"), ("fa3", "flashmla", "triton")
+_FLASHMLA_FA3, _TRITON_FA3 = ("flashmla", "fa3", "triton"), ("triton", "fa3", "flashmla")
+
+
+def _by_rows(
+    layout: str, num_heads: int, orders: Mapping[int, tuple[str, ...]]
+) -> tuple[Measured, ...]:
+    """Decode of sparse_mla: an order for each number of rows."""
+    return tuple(
+        Measured("sparse_mla", "decode", layout, num_heads, order, _H200, num_rows=num_rows)
+        for num_rows, order in orders.items()
+    )
+
+
 MEASURED: tuple[Measured, ...] = (
-    Measured("sparse_mla", "prefill", _BF16, 128, _FLASHMLA, _H200),
-    Measured("sparse_mla", "prefill", _BF16, 64, _FLASHMLA, _H200),
-    Measured("sparse_mla", "prefill", _BF16, 32, _FLASHMLA, _H200),
-    Measured("sparse_mla", "prefill", _BF16, 16, _FA3, _PUBLISHED),
-    Measured("sparse_mla", "prefill", _FP8, 128, _FLASHMLA, _H200),
-    Measured("sparse_mla", "decode", _BF16, 128, ("fa3", "flashmla", "triton"), _PUBLISHED),
-    Measured("sparse_mla", "decode", _BF16, 16, _FA3, _PUBLISHED),
-    Measured("sparse_mla", "decode", _FP8, 16, _TRITON, _H200, num_rows=1),
-    Measured("sparse_mla", "decode", _FP8, 16, _TRITON, _H200, num_rows=16),
-    Measured("sparse_mla", "decode", _FP8, 16, _FLASHMLA, _H200, num_rows=64),
-    Measured("sparse_mla", "decode", _FP8, 16, _FLASHMLA, _H200, num_rows=128),
-    Measured("sparse_mla", "decode", _FP8, 64, _FLASHMLA, _H200),
+    Measured("sparse_mla", "prefill", _BF16, 128, _FA3_FLASHMLA, _H200),
+    Measured("sparse_mla", "prefill", _BF16, 64, _FA3_FLASHMLA, _H200),
+    Measured("sparse_mla", "prefill", _BF16, 32, _FLASHMLA, _TUNED),
+    Measured("sparse_mla", "prefill", _BF16, 16, _FA3, _H200),
+    Measured("sparse_mla", "prefill", _FP8, 128, _FLASHMLA, _TUNED),
+    Measured("sparse_mla", "decode", _BF16, 16, _TRITON_FA3, _H200),
+    *_by_rows(_BF16, 64, {1: _TRITON_FA3, 16: _FA3, 64: _FA3_FLASHMLA, 128: _FLASHMLA_FA3}),
+    *_by_rows(_BF16, 128, {1: _TRITON_FA3, 16: _FA3, 64: _FLASHMLA_FA3, 128: _FLASHMLA_FA3}),
+    *_by_rows(_FP8, 16, {1: _TRITON, 16: _TRITON, 64: _FLASHMLA, 128: _FLASHMLA}),
+    *_by_rows(_FP8, 64, {1: _TRITON, 16: _TRITON, 64: _FLASHMLA, 128: _FLASHMLA}),
+    *_by_rows(_FP8, 128, {1: _TRITON, 16: _FLASHMLA, 64: _FLASHMLA, 128: _FLASHMLA}),
+    Measured("index_scores", "prefill", _INDEX, 64, ("deepgemm", "triton"), _H200),
+    Measured("index_scores_paged", "decode", _INDEX, 64, ("triton", "deepgemm"), _H200),
     Measured("linear_fp8", "prefill", None, 1, ("triton", "deepgemm"), _COMPILED, num_rows=1024),
     Measured("linear_fp8", "prefill", None, 1, ("deepgemm", "triton"), _PRODUCTS, num_rows=4095),
     Measured("linear_fp8", "decode", None, 1, ("triton", "deepgemm"), _COMPILED),
