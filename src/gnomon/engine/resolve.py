@@ -107,7 +107,7 @@ def resolve(
         share = config.gpu_memory_utilization
         memory = plan_memory(model, dtype, sizes, machine, share, weight_bytes, num_ranks)
         require_room(memory)
-    left = max(0, machine.free_bytes - weight_bytes) if memory is None else memory.cache_bytes
+    left = _left_on_host(machine, weight_bytes) if memory is None else memory.cache_bytes
     num_pages, max_model_len = _cache_size(found, model, machine, schema, left)
     found.note("max_prefill_chunk", num_tokens, "default", "as many as a step holds")
     found.note("kv_layout", latent.id, "model", f"plain numbers in {dtype}")
@@ -220,6 +220,17 @@ def _layouts(
     index = choose_layout(kind, index_dims, dtype)
     found.note("index_layout", index.id, "default", why)
     return latent, index
+
+
+def _left_on_host(machine: Machine, weight_bytes: int) -> int:
+    """Bytes beside the weights, 0 where nobody knows. ConfigError if they do not fit."""
+    left = machine.free_bytes - weight_bytes
+    if machine.free_bytes and left < 0:
+        raise ConfigError(
+            f"the weights take {weight_bytes / GIB:.1f} GiB and {machine.free_bytes / GIB:.1f} GiB "
+            "of memory are free. Choose a smaller model or a narrower dtype, or free memory."
+        )
+    return max(0, left)
 
 
 def _holds_fp8(dims: IndexKeyDims, dtype: torch.dtype) -> bool:

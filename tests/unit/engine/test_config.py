@@ -171,3 +171,8 @@ def test_index_keys_have_a_format_of_their_own(machine, dtype, flags, index):
 def test_an_index_layout_that_does_not_exist_is_refused():
     with pytest.raises(ConfigError, match="nvfp4"):
         resolve(EngineConfig.of(index_layout="nvfp4"), tiny(), LAPTOP)
+
+
+def test_weights_that_do_not_fit_are_named_as_the_cause():
+    with pytest.raises(ConfigError, match=r"the weights take 9\.0 GiB and 8\.0 GiB"):
+        resolve(EngineConfig(), tiny(), LAPTOP, weight_bytes=9 * GIB)
