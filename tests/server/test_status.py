@@ -54,6 +54,8 @@ def test_metrics_count_what_happened(server: RunningServer, client: openai.OpenA
     names = (
         "gnomon_request_generation_tokens_sum",
         "gnomon_time_to_first_token_seconds_count",
+        "gnomon_request_queue_time_seconds_count",
+        "gnomon_request_prefill_time_seconds_count",
         "gnomon_inter_token_latency_seconds_count",
         "gnomon_e2e_request_latency_seconds_count",
         "gnomon_generation_tokens_total",
@@ -62,7 +64,7 @@ def test_metrics_count_what_happened(server: RunningServer, client: openai.OpenA
     before = {name: server.metric(name) for name in names}
     client.completions.create(model="sundial", prompt="Count", max_tokens=6, n=2)
     after = {name: server.metric(name) - before[name] for name in names}
-    assert list(after.values()) == [12, 1, 10, 1, 12]
+    assert list(after.values()) == [12, 1, 1, 1, 10, 1, 12]
 
 
 def test_metrics_are_well_formed(server: RunningServer) -> None:

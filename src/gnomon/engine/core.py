@@ -14,6 +14,7 @@ Not here: text, other processes (process.py), what the parts do.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -62,6 +63,7 @@ class EngineCore:
         self._parts = parts
         self._prompt_logprobs: dict[str, list[TokenLogprobs | None]] = {}
         self._in_flight: _Launched | None = None
+        self._queue_s: dict[str, float] = {}  # of requests that have no token yet
 
     @property
     def info(self) -> EngineInfo:
@@ -148,6 +150,11 @@ class EngineCore:
             if parts.scheduler.has_work and before is None:
                 raise GnomonError("requests wait but none can run: the scheduler is stuck")
             return None
+        now = time.monotonic()
+        for item in schedule.items:
+            if item.num_computed < item.num_prompt_tokens:
+                waited = max(0.0, now - (item.request.arrival_s or now))
+                self._queue_s.setdefault(item.request_id, waited)
         try:
             batch = parts.builder.build(schedule, None if before is None else before.fed())
             output = self._run(schedule.step_id, batch)
@@ -216,14 +223,16 @@ class EngineCore:
         ]
 
     def _completed(self, delta: OutputDelta, logprobs: TokenLogprobs | None) -> OutputDelta:
-        """The delta with its log-probabilities; unchanged where none are wanted."""
+        """The delta with its log-probabilities and, with its first token, the time it queued."""
         prompt = self._prompt_logprobs.pop(delta.request_id, None)
-        if logprobs is None and prompt is None:
+        queue_s = self._queue_s.pop(delta.request_id, 0.0)
+        if logprobs is None and prompt is None and not queue_s:
             return delta
         return msgspec.structs.replace(
             delta,
             logprobs=None if logprobs is None else [logprobs],
             prompt_logprobs=prompt,
+            queue_s=queue_s,
         )
 
     def _keep_prompt_logprobs(self, batch: Batch | DecodeBatch, output: RunOutput) -> None:
@@ -239,6 +248,7 @@ class EngineCore:
         self._parts.builder.drop(request_id)
         self._parts.sampler.drop(request_id)
         self._prompt_logprobs.pop(request_id, None)
+        self._queue_s.pop(request_id, None)
 
 
 def build_core(

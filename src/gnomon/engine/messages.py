@@ -97,6 +97,8 @@ class OutputDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     num_cached_tokens  prompt tokens that its first start found in the cache; the same in each delta
     error              why, if finish_reason is "error"
     prompt_logprobs    only in the first delta: one per prompt token, None for the first token
+    queue_s            only in the first delta with a token: seconds from the request's arrival to
+                       the start of its first step; 0 if it named no arrival
     """
 
     request_id: str
@@ -108,6 +110,7 @@ class OutputDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     num_prompt_tokens: int = 0
     error: str | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
+    queue_s: float = 0.0
 
 
 class ShadowOperator(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):

@@ -79,6 +79,7 @@ class ChoiceText:
             error=delta.error,
             num_prompt_tokens=delta.num_prompt_tokens,
             num_cached_tokens=delta.num_cached_tokens,
+            queue_s=delta.queue_s,
             prompt_logprobs=None if prompt_logprobs is None else tuple(prompt_logprobs),
         )
 

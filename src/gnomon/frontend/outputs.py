@@ -22,6 +22,7 @@ class Delta:
     logprobs        one per new token, if asked for
     stop_reason     the stop string or stop token id that ended it; None for an end token
     prompt_logprobs in the first delta of choice 0, if asked for; None for the prompt's first token
+    queue_s         with the first token: seconds that the request waited for its first step
     """
 
     request_id: str
@@ -35,6 +36,7 @@ class Delta:
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    queue_s: float = 0.0
 
 
 @dataclass(slots=True)

@@ -141,6 +141,8 @@ class Generation:
                 if self._first_s is None:
                     self._first_s = now - self._began
                     self._metrics.time_to_first_token.observe(self._first_s)
+                    self._metrics.queue_time.observe(delta.queue_s)
+                    self._metrics.prefill_time.observe(max(0.0, self._first_s - delta.queue_s))
             else:
                 for _ in range(count):
                     self._metrics.inter_token_latency.observe((now - previous) / count)

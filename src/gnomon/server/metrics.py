@@ -52,6 +52,8 @@ class ServerMetrics:
         )
         histogram = self._histogram
         self.time_to_first_token = histogram("time_to_first_token_seconds", _SECONDS)
+        self.queue_time = histogram("request_queue_time_seconds", _SECONDS)
+        self.prefill_time = histogram("request_prefill_time_seconds", _SECONDS)
         self.inter_token_latency = histogram("inter_token_latency_seconds", _TOKEN_SECONDS)
         self.time_per_output_token = histogram(
             "request_time_per_output_token_seconds", _TOKEN_SECONDS
