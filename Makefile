@@ -19,7 +19,8 @@ export OMP_WAIT_POLICY ?= PASSIVE
 export HF_HUB_OFFLINE  := 1
 
 # Folders of tests/ and how many processes share each (0: this one); a folder that is not there yet is skipped.
-STAGES := unit:2 laws:2 engine:2 server:0 distributed:0
+# unit/triton runs apart: Triton is either interpreted in a process or it is not (tests/unit/conftest.py).
+STAGES := unit:2 unit/triton:2 laws:2 engine:2 server:0 distributed:0
 
 .PHONY: help venv check test demo serve clean
 .DELETE_ON_ERROR:
@@ -52,7 +53,7 @@ test: check
 	  test -d $$folder || { echo "== $$folder: not there yet"; continue; }; \
 	  echo "== $$folder"; \
 	  $(BIN)/pytest $$folder -q -x -n $$processes --dist loadfile \
-	    --junit-xml=.reports/$${stage%:*}.xml; \
+	    --junit-xml=.reports/$$(echo $${stage%:*} | tr / -).xml; \
 	done
 	@$(BIN)/python tools/slowest.py .reports
 	@$(BIN)/python tools/size.py
