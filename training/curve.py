@@ -19,7 +19,8 @@ from matplotlib import pyplot as plt
 LOSSES = {"text": "next token", "mtp": "MTP", "index": "indexer (KL)"}
 SHARES = {
     "right": "answer tokens, in training", 
-    "needle 256": "needle 256", "needle 512": "needle 512", "needle 1024": "needle 1k",
+    "needle 128": "needle 128", "needle 256": "needle 256", "needle 512": "needle 512",
+    "needle 1024": "needle 1k",
     "needle 2048": "needle 2k", "needle 4096": "needle 4k", "sums": "sums", "tools": "tool calls",
     "mtp needle": "MTP draft agrees (needle)",
 }  # fmt: skip
