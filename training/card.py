@@ -71,7 +71,7 @@ def served_scores(folder: Path, count: int, scores: Scores) -> None:
         scores.note(f"sums {kind}", 2 * count, partial(sums_share, llm, kind, 2 * count))
     scores.note("sums + thinking", count, partial(sums_share, llm, "+", count, thinks=True))
     for family in FAMILIES:
-        for name in ("in the format", "well formed", "as expected"):
+        for name in ("well formed", "as expected"):
             take = partial(tool_share, llm, family, count, name)
             scores.note(f"tools {family} {name}", count, take)
     for length in LENGTHS:

@@ -143,11 +143,7 @@ def sums_share(llm: LLM, kind: str, count: int, thinks: bool = False) -> float:
 
 
 def tool_share(llm: LLM, family: Family, count: int, what: str) -> float:
-    """Share of calls "in the format", of "well formed" ones, of those "as expected" to the letter.
-
-    In the format: text that a parser of the wire format reads to its end. Well formed: names and
-    values fit the tools that were given, too.
-    """
+    """Share of calls that are "well formed", or "as expected" to the letter."""
     dice = random.Random(f"card tools {family}")
     made = []
     for _ in range(count):
@@ -164,22 +160,13 @@ def tool_share(llm: LLM, family: Family, count: int, what: str) -> float:
             continue
         text = tokenizer().decode(got, skip_special_tokens=False)
         end = tokenizer().decode(want[-1:], skip_special_tokens=False)
-        text, is_ended = text.removesuffix(end), text.endswith(end)
-        if what == "in the format":
-            right += is_ended and calls_in(text, family) is not None
-        else:
-            right += is_ended and is_well_formed(text, family, tools)
+        right += text.endswith(end) and is_well_formed(text.removesuffix(end), family, tools)
     return right / count
-
-
-def calls_in(text: str, family: Family) -> list[Call] | None:
-    """The calls of one block in the wire format; None if it is not in the format."""
-    return _dsml(text) if family == "dsv32" else _glm(text)
 
 
 def is_well_formed(text: str, family: Family, tools: Sequence[dict[str, Any]]) -> bool:
     """One block of calls in the wire format; known names and parameters, values of their types."""
-    calls = calls_in(text, family)
+    calls = _dsml(text) if family == "dsv32" else _glm(text)
     schemas = {one["function"]["name"]: one["function"]["parameters"] for one in tools}
     return calls is not None and all(
         name in schemas and _fits(arguments, schemas[name], family) for name, arguments in calls
