@@ -7,7 +7,7 @@ from typing import Any
 
 import deepseek_recipe as recipe
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gnomon.errors import RequestError
@@ -58,6 +58,7 @@ def oracle(messages: list[Any], is_thinking: bool) -> tuple[Segment, ...]:
     return tuple(segments)
 
 
+@example(None, [], "q", False, ("", "a"))  # found at 2,000 examples
 @given(st.none() | WORDS, TURNS, WORDS, st.booleans(), st.none() | st.tuples(WORDS, THOUGHTS))
 def test_conversations_are_written_as_deepseeks_encoder_writes_them(
     system: str | None,

@@ -89,7 +89,8 @@ class _Writer:
         self._adds_generation = options.add_generation_prompt
         self._is_open = continues_last(messages, options)
         continues_thoughts = self._is_open and messages[-1].reasoning is not None
-        self._is_thinking = continues_thoughts or options.wants_thinking(default=False)
+        self._wants_thinking = options.wants_thinking(default=False)
+        self._is_thinking = continues_thoughts or self._wants_thinking
         self._last_user = max(
             (i for i, m in enumerate(messages) if m.role in ("user", "developer")), default=-1
         )
@@ -163,7 +164,8 @@ class _Writer:
         has_thoughts = message.reasoning is not None or bool(message.tool_calls)
         if self._in_reasoning or (self._is_thinking and has_thoughts and place > self._last_user):
             self._out.text(message.reasoning or "")
-            if not (is_open and not message.content):
+            # With thinking off, thoughts that are handed over are complete.
+            if not (is_open and not message.content and self._wants_thinking):
                 self._out.special(THINK_END)
                 self._in_reasoning = False
         self._out.text(message.content)
