@@ -29,6 +29,7 @@ class AttentionStep:
     """One step as the layers see it. Read-only; shared by all layers.
 
     ``all_gather``: None where this rank writes its own rows only (no context parallelism).
+    GeometryError at birth if the plan is of other rows than the geometry: nothing is written then.
     """
 
     geometry: Geometry
@@ -37,6 +38,13 @@ class AttentionStep:
     ops: Operators
     tap: SelectionTap | None = None
     all_gather: AllGather | None = None
+
+    def __post_init__(self) -> None:
+        if self.plan.axis is not self.geometry.rows:
+            raise GeometryError(
+                f"the plan is of '{self.plan.axis.label}', the geometry's rows are "
+                f"'{self.geometry.rows.label}'; plan the geometry that is run"
+            )
 
     def on_write_axis(self, value: RowTensor, group: str = "tokens") -> RowTensor:
         """A per-row value carried to the axis whose entries ``group`` writes in this step.

@@ -34,9 +34,10 @@ def fill_cache(cache: CacheTensors, seed: int) -> None:
             len(slots), layout.dim, generator=generator, device=cache.device, dtype=torch.float32
         )
         layout.write(pool, slots, values)
-        for start in range(template, pool.num_pages, template):
-            stop = min(start + template, pool.num_pages)
-            pool.storage[start:stop] = pool.storage[: stop - start]
+    num_pages = cache.num_pages[GROUP]
+    for start in range(TEMPLATE_PAGES, num_pages, TEMPLATE_PAGES):
+        stop = min(start + TEMPLATE_PAGES, num_pages)
+        cache.copy_pages(GROUP, range(stop - start), range(start, stop))
 
 
 def pages_needed(batch: int, num_tokens: int, page_size: int) -> int:

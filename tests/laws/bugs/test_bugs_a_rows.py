@@ -116,7 +116,7 @@ def test_a5_a_plan_from_before_the_padding_is_refused() -> None:
         plan_step(few, dims, sync=agreed)
     early = plan_step(few, dims, policy=NEVER)
     padded = pad_rows(few, agreed.bucket)
-    with pytest.raises(GeometryError, match=r"\(20, .* has 8 rows"):
+    with pytest.raises(GeometryError, match="pad 20"):
         bench.forward(padded, requests[:2], plan=early)
     bench.forward(padded, requests[:2])
 

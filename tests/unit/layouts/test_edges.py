@@ -85,3 +85,16 @@ def test_aligned_columns_are_a_view_and_others_a_copy() -> None:
     assert typed_columns(rows, 4, 12, torch.float32).data_ptr() == rows.data_ptr() + 4
     shifted = torch.zeros(40, dtype=torch.uint8)[1:37].view(3, 12)
     assert typed_columns(shifted, 4, 12, torch.float32).data_ptr() != shifted.data_ptr() + 4
+
+
+def test_a_plain_pool_is_the_entries_it_is_made_of() -> None:
+    entries = torch.arange(24, dtype=torch.bfloat16).view(8, 3)
+    layout = PlainLayout(torch.bfloat16, 3)
+    pool = layout.pool_of(entries, 4)
+    assert pool.num_pages == 2
+    assert torch.equal(layout.gather(pool, torch.arange(8)), entries)
+    layout.write(pool, torch.tensor([5]), torch.zeros(1, 3))
+    assert not entries[5].any()  # shared, not copied
+    for wrong in (entries[:7], entries.float(), entries.T, entries[:, :2]):
+        with pytest.raises(LayoutError, match="contiguous entries"):
+            layout.pool_of(wrong, 4)

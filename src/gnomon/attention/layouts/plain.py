@@ -90,6 +90,21 @@ class PlainLayout(KVLayout):
         typed = typed_columns(rows, 0, self.bytes_per_token, self.dtype)
         return typed.to(self.computed_dtype, copy=True)
 
+    def pool_of(self, entries: Tensor, page_size: int) -> PagedPool:
+        """A pool that is ``entries`` [pages * page_size, D]: contiguous, of the layout's dtype.
+
+        Nothing is copied. Raises LayoutError for entries that are not whole pages of this layout.
+        """
+        whole_pages = entries.ndim == 2 and entries.shape[0] % page_size == 0
+        is_own = entries.dtype == self.dtype and entries.shape[-1] == self.dim
+        if not (whole_pages and is_own and entries.is_contiguous()):
+            raise LayoutError(
+                f"a pool of {self.id} is made of contiguous entries [pages * {page_size}, "
+                f"{self.dim}] of {self.dtype}; got {tuple(entries.shape)} of {entries.dtype}."
+            )
+        storage = entries.view(torch.uint8).view(-1, self.page_bytes(page_size))
+        return PagedPool(self, storage, page_size)
+
     def write(self, pool: PagedPool, slots: Tensor, values: Tensor) -> None:
         self.require(pool)
         self.check_write(slots, values)

@@ -65,12 +65,11 @@ class UnpackedMla:
         pages = parts[0] if len(parts) == 1 else torch.cat(parts)
         count = pages.shape[0]
         entries = self.gather(pool, pages, 0, count * size)
-        layout = PlainLayout(entries.dtype, pool.layout.dim)
-        storage = entries.view(torch.uint8).view(count, -1)
+        plain = PlainLayout(entries.dtype, pool.layout.dim).pool_of(entries, size)
         page_map = pages.new_empty(pool.num_pages)
         # A page that two requests share holds the same entries in either place.
         page_map[pages.long()] = torch.arange(count, dtype=pages.dtype, device=pages.device)
-        return Workspace(PagedPool(layout, storage, size), page_map)
+        return Workspace(plain, page_map)
 
 
 def num_entries(axis: RowAxis) -> Mapping[int, int]:
