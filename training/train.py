@@ -1,6 +1,6 @@
 """The training loop: `python3 -m training.train --plan tenth --out FOLDER`.
 
-In:  a plan; a folder to resume from, if any; a limit in minutes.
+In:  a plan; a folder to resume from or a model to start from, if any; a limit in minutes.
 Out: in the folder: log.jsonl (a line per report: losses, measurements, tokens a second), and a
      checkpoint to resume from (checkpoint.py).
 Every batch depends on (seed, stage, step) alone, so a resumed run sees the same text. Losses:
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from training import checkpoint, losses
+from training import checkpoint, losses, start
 from training.data.mixture import Wish, batches
 from training.graphs import StepGraphs
 from training.measure import report
@@ -56,6 +56,8 @@ class Training:
             place = checkpoint.load(Path(args.resume), self.params, self.optimiser.state)
             self.step, self.minutes = place["step"], place["minutes"]
             self.optimiser.num_steps = place["optimiser_steps"]
+        elif args.start:
+            start.fill(self.params, Path(args.start))
         if args.compile:
             if args.cache and Path(args.cache).exists():
                 torch.compiler.load_cache_artifacts(Path(args.cache).read_bytes())
@@ -168,6 +170,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--plan", default="tenth", choices=sorted(PLANS))
     parser.add_argument("--out", required=True, help="folder of log and checkpoint")
     parser.add_argument("--resume", help="folder of a checkpoint")
+    parser.add_argument("--start", help="folder of a shipped model, to go on from its parameters")
     parser.add_argument("--minutes", type=float, default=1e9, help="stop after so long")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--workers", type=int, default=0, help="processes that write text")

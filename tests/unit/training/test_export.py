@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from gnomon.models.sources import open_model
-from training import checkpoint
+from training import checkpoint, start
 from training.export import write_folder
 from training.model import Model
 from training.muon import Optimiser, Rates
@@ -95,3 +95,26 @@ def test_training_goes_on_where_it_was_saved(tmp_path: Path) -> None:
     assert second < first
     third, resumed = step(params, optimiser), step(again, other)
     assert abs(third - resumed) < 0.02  # moments were rounded to bfloat16
+
+
+@pytest.mark.parametrize("name", ["tiny", "tiny_glm"])
+def test_starting_from_a_model_folder_undoes_export(name: str, tmp_path: Path) -> None:
+    config = small(name)
+    shape = Shape.of(config)
+    write_folder(tmp_path / "one", config, initial_parameters(shape, 3, "cpu"))
+    params = initial_parameters(shape, 4, "cpu")
+    start.fill(params, tmp_path / "one")
+    write_folder(tmp_path / "two", config, params)
+    first, second = (
+        (tmp_path / place / "model.safetensors").read_bytes() for place in ("one", "two")
+    )
+    assert first == second
+
+
+def test_starting_from_a_model_of_another_shape_is_refused(tmp_path: Path) -> None:
+    write_folder(tmp_path, small("tiny"), initial_parameters(Shape.of(small("tiny")), 0, "cpu"))
+    with pytest.raises(ValueError, match="embed_tokens"):
+        start.fill(initial_parameters(Shape.of(CONFIGS["tiny"]), 0, "cpu"), tmp_path)
+    fewer = Shape.of({**small("tiny"), "num_hidden_layers": 5})
+    with pytest.raises(ValueError, match="layers.5"):
+        start.fill(initial_parameters(fewer, 0, "cpu"), tmp_path)
