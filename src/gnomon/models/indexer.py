@@ -1,8 +1,8 @@
 """The lightning indexer of one layer: which keys each row shall attend.
 
 In:  the layer's normed input h [R, D], the normalised query latent cq [R, rq], the step.
-Out: a KeySet in POSITION space and the rows whose scores held a NaN, both on the axis of the
-     SPARSE rows.
+Out: what is written and asked (`entry`, `weigh`); by `select` a KeySet in POSITION space and the
+     rows whose scores held a NaN, both on the axis of the SPARSE rows.
 Maths: oracle_math.md §1.5. Index keys of the step's rows are written to the cache before any row
 is scored, also where every row is so short that no scores are needed.
 Not here: scoring and top-k (operator ``index_select``), reuse by later layers (the model).
@@ -25,6 +25,14 @@ from gnomon.models.linear import Linear, Param, SharedInput, WideLinear, tensor
 from gnomon.models.rotation import Rotations
 
 LAYER_NORM_EPS = 1e-6  # of the index keys in every release; not rms_norm_eps
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IndexQuery:
+    """What keys are chosen by, on one axis: queries [M, Hi, Di], prepared, and weights [M, Hi]."""
+
+    query: RowTensor
+    weights: RowTensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,30 +87,37 @@ class Indexer:
             writes=geometry.writes["tokens"],
         )
 
+    def weigh(self, h: SharedInput, query: RowTensor, step: AttentionStep) -> IndexQuery:
+        """``query`` [M, Hi, Di] of the SPARSE rows, prepared, with their heads' weights."""
+        sparse = step.plan.sparse
+        if sparse is None:
+            return IndexQuery(
+                query, RowTensor(query.axis, query.data.new_empty(query.data.shape[:2]))
+            )
+        chosen_by = sparse.take(RowTensor(step.geometry.rows, h.values)).data
+        return IndexQuery(query, RowTensor(sparse.axis, self.head_weights(chosen_by, step.ops)))
+
     def select(
-        self, h: SharedInput, query: RowTensor, step: AttentionStep
+        self, asked: IndexQuery, step: AttentionStep
     ) -> tuple[KeySet | None, RowTensor | None]:
         """Choose keys for the rows of the SPARSE route, whose keys are in the cache by now.
 
-        ``query`` [M, Hi, Di]: their index queries, prepared. Returns the key set and ``nan_rows``
-        (bool), both on ``plan.sparse.axis``; None where no row is SPARSE.
+        ``asked``: on ``plan.sparse.axis``. Returns the key set and ``nan_rows`` (bool), both on
+        the same axis; None where no row is SPARSE.
         """
-        geometry, sparse, tap = step.geometry, step.plan.sparse, step.tap
-        if sparse is None:
+        if step.plan.sparse is None:
             return None, None
-        chosen_by = sparse.take(RowTensor(geometry.rows, h.values)).data
-        weights = RowTensor(sparse.axis, self.head_weights(chosen_by, step.ops))
-        want_margin = tap is not None and tap.wants_margin
+        tap = step.tap
         selection = step.ops.index_select(
-            query,
-            weights,
+            asked.query,
+            asked.weights,
             step.pool(self.part),
-            geometry,
+            step.geometry,
             step.plan,
-            want_margin=want_margin,
+            want_margin=tap is not None and tap.wants_margin,
         )
         keys = selection.keys if tap is None else tap.index(self.layer, selection)
-        return keys, RowTensor(sparse.axis, selection.nan_rows)
+        return keys, RowTensor(step.plan.sparse.axis, selection.nan_rows)
 
 
 def index_part(layer: int) -> str:

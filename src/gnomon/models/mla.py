@@ -1,7 +1,7 @@
 """Multi-head latent attention of one layer, over both routes.
 
 In:  the layer's normed input h [R, D] on the step's row axis, the rotations, the key set.
-Out: the attention block's output [R, D] before the residual.
+Out: what attention reads, what it gives [R, H * dv], the block's output [R, D] before the residual.
 Maths: oracle_math.md §1.2. SPARSE rows run absorbed: queries are carried into the latent space,
 attend the chosen latents and are carried back. DENSE rows run un-absorbed: their context is read
 from the cache in chunks, expanded to heads and attended; chunks are joined by their lse. Both read
@@ -126,7 +126,7 @@ class LatentAttention:
         return Query(RowTensor(rows, nope), RowTensor(rows, turned)), index_query
 
     def attend(self, query: Query, keys: KeySet | None, step: AttentionStep) -> Tensor:
-        """[R, D]: every row over its own keys, by the route that the plan gave its request.
+        """[R, H * dv]: every row over its own keys, by the route that the plan gave its request.
 
         ``keys`` are on ``plan.sparse.axis``; None where no row is SPARSE.
         """
@@ -136,7 +136,7 @@ class LatentAttention:
             parts.append((plan.sparse, self._attend_sparse(query.take(plan.sparse), keys, step)))
         if plan.dense is not None:
             parts.append((plan.dense, self._attend_dense(query.take(plan.dense), step)))
-        return self.output(RowSubset.restore(rows, parts).data.flatten(1), step.ops)
+        return RowSubset.restore(rows, parts).data.flatten(1)
 
     def _attend_sparse(self, query: Query, keys: KeySet, step: AttentionStep) -> RowTensor:
         """Absorbed: [M, H, dv]."""

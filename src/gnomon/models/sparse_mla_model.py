@@ -23,10 +23,13 @@ from gnomon.attention.ops.products import TORCH
 from gnomon.attention.step import AttentionStep
 from gnomon.models.config import ModelConfig
 from gnomon.models.feed_forward import DenseFeedForward, MixtureOfExperts
-from gnomon.models.indexer import Indexer
+from gnomon.models.indexer import Indexer, IndexQuery
 from gnomon.models.linear import Param, SharedInput, scale_kind, tensor
 from gnomon.models.mla import LatentAttention, Query
 from gnomon.models.rotation import Rotations, rope_table
+
+Stream = tuple[Tensor, Tensor | None]
+"""The residual stream [R, D], and what the last block still adds to it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,6 +38,23 @@ class ForwardOutput:
 
     hidden: RowTensor  # [R, D] after the final norm
     nan_rows: RowTensor  # [R] bool: an index score of the row was NaN in some layer
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerQueries:
+    """What a layer asks of attention: of all rows, and of the SPARSE rows where it selects."""
+
+    query: Query
+    index: IndexQuery | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Attended:
+    """What attention gave a layer: data [R, H * dv], the keys and NaN flags of the SPARSE rows."""
+
+    data: Tensor
+    keys: KeySet | None
+    nan_rows: RowTensor | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,16 +81,24 @@ class DecoderLayer:
             else MixtureOfExperts.of(params, layer, config),
         )
 
-    def prepare(
-        self, h: SharedInput, rotations: Rotations, step: AttentionStep
-    ) -> tuple[Query, RowTensor | None]:
-        """Write the layer's cache entries; queries of all rows, index queries of SPARSE rows."""
+    def prepare(self, h: SharedInput, rotations: Rotations, step: AttentionStep) -> LayerQueries:
+        """Write the layer's cache entries; what it asks of attention."""
         q_latent, kv_raw = self.attention.enter(h, step)
         latent = self.attention.entry(kv_raw, rotations, step)
         index = None
         if self.indexer is not None:
             index = self.indexer.entry(h, q_latent, rotations, step)
-        return self.attention.prepare(q_latent, (latent, index), rotations, step)
+        query, turned = self.attention.prepare(q_latent, (latent, index), rotations, step)
+        if self.indexer is None or turned is None:
+            return LayerQueries(query, None)
+        return LayerQueries(query, self.indexer.weigh(h, turned, step))
+
+    def attend(self, queries: LayerQueries, keys: KeySet | None, step: AttentionStep) -> Attended:
+        """Choose keys, or take those of an earlier layer; attend them."""
+        nan_rows = None
+        if self.indexer is not None and queries.index is not None:
+            keys, nan_rows = self.indexer.select(queries.index, step)
+        return Attended(self.attention.attend(queries.query, keys, step), keys, nan_rows)
 
 
 class SparseMlaModel:
@@ -93,29 +121,58 @@ class SparseMlaModel:
     def forward(self, token_ids: RowTensor, step: AttentionStep) -> ForwardOutput:
         """Hidden states of every row of the step; padding rows hold finite, unused values.
 
-        ``token_ids`` [R] int64 on ``step.geometry.rows``, 0 for padding rows.
+        ``token_ids`` [R] int64 on ``step.geometry.rows``, 0 for padding rows. The parts follow:
+        `rotations`, `embed`, then of each layer `enter`, `attend` and `leave`, at last `finish`.
         """
-        rows, ops, eps = step.geometry.rows, step.ops, self.config.rms_norm_eps
+        rows, ops = step.geometry.rows, step.ops
         require_axis(rows, token_ids=token_ids)
-        rotations = Rotations.of_step(self.rope_table, step, self.config)
-        x = self.embedding.index_select(0, token_ids.data)
-        delta: Tensor | None = None  # what the last block adds to x
+        rotations = self.rotations(step)
+        stream: Stream = (self.embed(token_ids.data), None)
         keys: KeySet | None = None
         faults: list[RowTensor] = []
         for number, layer in enumerate(self.layers):
             ops.begin_layer(number)
-            kind = scale_kind(layer.attention.inputs[0].weight)
-            x, h = _normed(ops, (x, delta), (layer.input_norm, eps), kind)
-            query, index_query = layer.prepare(h, rotations, step)
-            if layer.indexer is not None and index_query is not None:
-                keys, nan_rows = layer.indexer.select(h, index_query, step)
-                faults += [nan_rows] if nan_rows is not None else []
-            delta = layer.attention.attend(query, keys, step)
-            kind = scale_kind(layer.feed_forward.input_weight)
-            x, h = _normed(ops, (x, delta), (layer.post_norm, eps), kind)
-            delta = layer.feed_forward(h, step)
-        _, hidden = _normed(ops, (x, delta), (self.final_norm, eps), None)
-        return ForwardOutput(RowTensor(rows, hidden.values), _any_fault(step, faults))
+            x, queries = self.enter(number, stream, rotations, step)
+            attended = layer.attend(queries, keys, step)
+            keys = attended.keys
+            faults += [attended.nan_rows] if attended.nan_rows is not None else []
+            stream = self.leave(number, x, attended.data, step)
+        return ForwardOutput(RowTensor(rows, self.finish(stream, ops)), any_fault(step, faults))
+
+    def rotations(self, step: AttentionStep) -> Rotations:
+        """The rotations of the step's rows, which all layers share."""
+        return Rotations.of_step(self.rope_table, step, self.config)
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """[R, D] of token ids int64 [R]."""
+        return self.embedding.index_select(0, token_ids)
+
+    def enter(
+        self, number: int, stream: Stream, rotations: Rotations, step: AttentionStep
+    ) -> tuple[Tensor, LayerQueries]:
+        """Layer ``number`` up to its attention; its entries are in the cache then.
+
+        Returns the residual stream as one [R, D], and what is asked of attention.
+        """
+        layer = self.layers[number]
+        kind = scale_kind(layer.attention.inputs[0].weight)
+        norm = (layer.input_norm, self.config.rms_norm_eps)
+        x, h = _normed(step.ops, stream, norm, kind)
+        return x, layer.prepare(h, rotations, step)
+
+    def leave(self, number: int, x: Tensor, attended: Tensor, step: AttentionStep) -> Stream:
+        """Layer ``number`` from what its attention gave, [R, H * dv], on; the stream behind it."""
+        layer = self.layers[number]
+        delta = layer.attention.output(attended, step.ops)
+        kind = scale_kind(layer.feed_forward.input_weight)
+        norm = (layer.post_norm, self.config.rms_norm_eps)
+        x, h = _normed(step.ops, (x, delta), norm, kind)
+        return x, layer.feed_forward(h, step)
+
+    def finish(self, stream: Stream, ops: Operators) -> Tensor:
+        """[R, D]: the stream behind the last layer, normed."""
+        norm = (self.final_norm, self.config.rms_norm_eps)
+        return _normed(ops, stream, norm, None)[1].values
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor, ops: Operators | None = None) -> Tensor:
@@ -130,7 +187,7 @@ class SparseMlaModel:
 
 def _normed(
     ops: Operators,
-    stream: tuple[Tensor, Tensor | None],
+    stream: Stream,
     norm: tuple[Tensor, float],
     is_power_of_two: bool | None,
 ) -> tuple[Tensor, SharedInput]:
@@ -142,7 +199,7 @@ def _normed(
     return x, SharedInput(normed, ops, in_fp8)
 
 
-def _any_fault(step: AttentionStep, faults: list[RowTensor]) -> RowTensor:
+def any_fault(step: AttentionStep, faults: list[RowTensor]) -> RowTensor:
     """On the step's rows, bool [R]: whether any layer flagged the row."""
     rows, sparse = step.geometry.rows, step.plan.sparse
     flags = torch.zeros(rows.num_rows, dtype=torch.bool, device=rows.device)
