@@ -2,15 +2,49 @@
 
 In:  `pytest tests/gpu` on a machine with CUDA; elsewhere nothing of this folder runs.
 Out: kernels compiled once into one cache; memory given back after each test, so that a large test
-     does not starve the next one.
+     does not starve the next one. A failure is named as soon as it is known, with the last line of
+     its error, and in $OUT/failures.txt where OUT is set: a run that is cut off loses no name.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
+
+WIDEST = 300  # characters of a line
+
+
+class FailureLines:
+    """Names failures at once. Lives in the process that prints, not in xdist's workers."""
+
+    def __init__(self, config: pytest.Config, folder: str | None) -> None:
+        self._config = config
+        self._file = None if folder is None else Path(folder) / "failures.txt"
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """A line for a test that failed, or whose set-up or end did."""
+        if not report.failed:
+            return
+        stage = "" if report.when == "call" else f" in {report.when}"
+        lines = [line for line in report.longreprtext.splitlines() if line.startswith("E ")]
+        text = f"FAILED AT ONCE {report.nodeid}{stage}: {' '.join(lines[:3])}"[:WIDEST]
+        terminal = self._config.pluginmanager.get_plugin("terminalreporter")
+        if terminal is not None:
+            terminal.line("")
+            terminal.write_line(text)
+            terminal.flush()
+        if self._file is not None:
+            with self._file.open("a", encoding="utf-8") as file:
+                file.write(text + "\n")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(FailureLines(config, os.environ.get("OUT")), "gpu-failures")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
