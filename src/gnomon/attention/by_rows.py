@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gnomon.attention.dispatch import Choice, OpNeed, Provider, Ranking, choose
+from gnomon.attention.ops.attend import values_of
 
 Kernel = Callable[..., Any]
 OPERATORS_BY_ROWS = ("sparse_mla", "linear_fp8")
@@ -27,11 +28,14 @@ class ByRows:
 
     def __call__(self, *arguments: Any) -> Any:
         """Run the kernel for the rows of the first argument."""
-        num_rows = arguments[0].shape[0]
-        for most, kernel in self.kernels[:-1]:
-            if num_rows <= most:
-                return kernel(*arguments)
-        return self.kernels[-1][1](*arguments)
+        return self._kernel(arguments[0].shape[0])(*arguments)
+
+    def values(self, *arguments: Any) -> Any:
+        """Of sparse_mla: ``out`` alone (ops/attend.py)."""
+        return values_of(self._kernel(arguments[0].shape[0]))(*arguments)
+
+    def _kernel(self, num_rows: int) -> Kernel:
+        return next((one for most, one in self.kernels if num_rows <= most), self.kernels[-1][1])
 
 
 def choose_by_rows(

@@ -93,7 +93,8 @@ class KernelSet:
     ``fixed``: kernels that take the place of their namesakes where the need is deterministic.
     ``variants``: by operator, a function of the need that gives the kernel to take, say one for
     the cache's layout, or None for the usual one. It is asked first.
-    ``fusions``: kernels that stand for several operators (ops/fusions.py), with the same bits.
+    ``fusions``: kernels that stand for several operators (ops/fusions.py). ``by_batch``: those of
+    them whose bits may hang on the number of rows; none is given where the need is deterministic.
     """
 
     name: str
@@ -106,6 +107,7 @@ class KernelSet:
         default_factory=dict
     )
     fusions: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    by_batch: frozenset[str] = frozenset()
 
     def supports(self, op: str, need: OpNeed) -> Verdict:
         """Compare the need with the operator's own requirement, or with the provider's."""
@@ -134,6 +136,8 @@ class KernelSet:
         """The kernel that stands for the operators of fusion ``name``, if there is one."""
         if need.is_deterministic and name in self.fixed:
             return self.fixed[name]
+        if need.is_deterministic and name in self.by_batch:
+            return None
         return self.fusions.get(name)
 
 

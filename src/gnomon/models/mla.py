@@ -17,9 +17,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gnomon.attention.block_fp8 import Fp8Rows
 from gnomon.attention.geometry import RowSubset, RowTensor
 from gnomon.attention.indices import KeySet
-from gnomon.attention.ops.fusions import IndexEntry, LatentEntry
+from gnomon.attention.ops.fusions import IndexEntry, LatentEntry, heads_quantise, sparse_values
 from gnomon.attention.plan import ContextChunk
 from gnomon.attention.step import AttentionStep
 from gnomon.models.config import ModelConfig
@@ -125,35 +126,44 @@ class LatentAttention:
         turned, index_query = step.ops.prepare_attention(rope, rotations.query, *entries)
         return Query(RowTensor(rows, nope), RowTensor(rows, turned)), index_query
 
-    def attend(self, query: Query, keys: KeySet | None, step: AttentionStep) -> Tensor:
+    def attend(self, query: Query, keys: KeySet | None, step: AttentionStep) -> Tensor | Fp8Rows:
         """[R, H * dv]: every row over its own keys, by the route that the plan gave its request.
 
-        ``keys`` are on ``plan.sparse.axis``; None where no row is SPARSE.
+        ``keys`` are on ``plan.sparse.axis``; None where no row is SPARSE. A step that decodes gives
+        FP8 where the output's weight reads it and one launch makes it.
         """
         rows, plan = step.geometry.rows, step.plan
+        is_whole = plan.sparse is not None and plan.sparse.rows is None
+        if plan.graph_key is not None and is_whole and keys is not None:
+            latents = self._attend_sparse(query, keys, step).data
+            kind = scale_kind(self.output.weight)
+            return heads_quantise(step.ops, latents, self._to_values, kind)
         parts: list[tuple[RowSubset, RowTensor]] = []
         if plan.sparse is not None and keys is not None:
-            parts.append((plan.sparse, self._attend_sparse(query.take(plan.sparse), keys, step)))
+            latents = self._attend_sparse(query.take(plan.sparse), keys, step).data
+            # Heads of a row side by side, as the output's product reads them: no copy after this.
+            value = step.ops.multiply_heads(latents, self._to_values, is_packed=True)
+            parts.append((plan.sparse, RowTensor(plan.sparse.axis, value)))
         if plan.dense is not None:
             parts.append((plan.dense, self._attend_dense(query.take(plan.dense), step)))
         return RowSubset.restore(rows, parts).data.flatten(1)
 
+    @property
+    def _to_values(self) -> Tensor:
+        """W_UV as [H, D_c, dv]."""
+        return self.up_value.transpose(1, 2)
+
     def _attend_sparse(self, query: Query, keys: KeySet, step: AttentionStep) -> RowTensor:
-        """Absorbed: [M, H, dv]."""
-        axis = query.nope.axis
+        """Absorbed: latents [M, H, D_c]."""
         absorbed = step.ops.multiply_heads(query.nope.data, self.up_key)  # [M, H, D_c]
-        attended = step.ops.sparse_mla(
-            RowTensor(axis, absorbed),
-            query.rope,
+        return sparse_values(
+            step.ops,
+            (RowTensor(query.nope.axis, absorbed), query.rope),
             step.pool(self.part),
             keys,
             step.geometry.tables["tokens"],
             self.scale,
         )
-        # Heads of a row side by side, as the output's product reads them: no copy after this.
-        to_values = self.up_value.transpose(1, 2)  # [H, D_c, dv]
-        value = step.ops.multiply_heads(attended.out.data, to_values, is_packed=True)
-        return RowTensor(axis, value)
 
     def _attend_dense(self, query: Query, step: AttentionStep) -> RowTensor:
         """Un-absorbed: [M, H, dv]; a row's partial results of several chunks are joined by lse."""

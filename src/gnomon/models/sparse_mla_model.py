@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gnomon.attention.block_fp8 import Fp8Rows
 from gnomon.attention.geometry import RowTensor, require_axis
 from gnomon.attention.indices import KeySet
 from gnomon.attention.ops.operators import Operators
@@ -50,9 +51,12 @@ class LayerQueries:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Attended:
-    """What attention gave a layer: data [R, H * dv], the keys and NaN flags of the SPARSE rows."""
+    """What attention gave a layer: data [R, H * dv], the keys and NaN flags of the SPARSE rows.
 
-    data: Tensor
+    In FP8 only where the step decodes (LatentAttention.attend).
+    """
+
+    data: Tensor | Fp8Rows
     keys: KeySet | None
     nan_rows: RowTensor | None
 
@@ -160,7 +164,9 @@ class SparseMlaModel:
         x, h = _normed(step.ops, stream, norm, kind)
         return x, layer.prepare(h, rotations, step)
 
-    def leave(self, number: int, x: Tensor, attended: Tensor, step: AttentionStep) -> Stream:
+    def leave(
+        self, number: int, x: Tensor, attended: Tensor | Fp8Rows, step: AttentionStep
+    ) -> Stream:
         """Layer ``number`` from what its attention gave, [R, H * dv], on; the stream behind it."""
         layer = self.layers[number]
         delta = layer.attention.output(attended, step.ops)

@@ -48,17 +48,25 @@ def test_values_that_are_not_finite_make_their_scale_nan() -> None:
 
 
 @pytest.mark.parametrize("num_heads", [3, 16, 64, 65])
-def test_queries_are_packed_with_zero_heads_behind(num_heads: int) -> None:
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("width", [7, 64, 2100])
+def test_queries_and_lists_are_packed_in_one_launch(
+    num_heads: int, dtype: torch.dtype, width: int
+) -> None:
     latent = torch.randn(num_heads, 2, 48).bfloat16().transpose(0, 1)
     rope = torch.randn(2, num_heads, 24).bfloat16()[..., 8:]
-    held = padding.padded_heads(num_heads)
-    found = launches.packed_query(latent, rope, held)
-    assert torch.equal(found, padding.pad_query(latent, rope))
+    slots = torch.randint(0, 99, (2, width + 3), dtype=dtype)[:, :width]
+    heads, held = padding.padded_heads(num_heads), -(-width // 64) * 64
+    query, lists = launches.packed_operands(latent, rope, heads, slots, held)
+    expected_query, expected_lists = padding.pad_operands(latent, rope, slots, 64)
+    assert torch.equal(query, expected_query)
+    assert torch.equal(lists, expected_lists)
 
 
-def test_lists_are_packed() -> None:
-    slots = torch.randint(0, 99, (3, 10))[:, :7]
-    assert torch.equal(launches.packed_lists(slots, 64), padding.pad_lists(slots, 64))
+def test_lists_that_fit_are_not_copied() -> None:
+    slots = torch.arange(128, dtype=torch.int32).view(2, 64)
+    rows = torch.randn(2, 3, 32).bfloat16()
+    assert launches.packed_operands(rows, rows, 64, slots, 64)[1] is slots
 
 
 def test_tails_and_blind_rows_are_cleared_and_nothing_else() -> None:

@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from gnomon.attention.block_fp8 import Fp8Rows
-from gnomon.attention.geometry import RowTensor, WriteSlots, require_axis
+from gnomon.attention.geometry import PageTable, RowTensor, WriteSlots, require_axis
+from gnomon.attention.indices import KeySet
 from gnomon.attention.layouts.base import PagedPool
+from gnomon.attention.ops.attend import attend_values, has_values
 from gnomon.attention.ops.routing import RouterRule, Routing, route
 from gnomon.attention.ops.values import IndexTransform, RopeRows
 
@@ -28,6 +30,9 @@ FUSIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "add_rms_norm": ("rms_norm",),
         "norm_quantise": ("rms_norm", "quantise_rows"),
+        "heads_quantise": ("quantise_rows",),  # and products.by_head, likewise the next two
+        "index_products": ("index_prepare",),
+        "route_products": ("rms_norm",),
         "route_experts": ("rms_norm",),  # its part is routing.route: whoever runs the rows may
         "prepare_attention": ("latent_write", "index_prepare", "rope"),
         "write_latent_and_rope": ("latent_write", "rope"),
@@ -98,6 +103,38 @@ def norm_quantise(
     if delta is None:
         return x, ops.rms_norm(x, *norm), None
     return *add_rms_norm(ops, x, delta, *norm), None
+
+
+def heads_quantise(
+    ops: Operators, x: Tensor, weight: Tensor, is_power_of_two: bool | None
+) -> Tensor | Fp8Rows:
+    """[R, H * N] of x [R, H, K] and weight [H, K, N], heads of a row side by side.
+
+    In FP8 where one launch gives that (``is_power_of_two`` None: it is not asked for).
+    """
+    fused = ops.fusions.get("heads_quantise")
+    if fused is not None and is_power_of_two is not None:
+        codes, scales = fused(x, weight, is_power_of_two)
+        return Fp8Rows(codes, scales, x.dtype)
+    # Packed: heads lie side by side, as the product that follows reads them.
+    return ops.multiply_heads(x, weight, is_packed=True).flatten(1)
+
+
+def sparse_values(
+    ops: Operators,
+    queries: tuple[RowTensor, RowTensor],
+    pool: PagedPool,
+    keys: KeySet,
+    table: PageTable,
+    scale: float,
+) -> RowTensor:
+    """``out`` of sparse_mla of ``queries`` (latent, rope), for whoever does not read the lse."""
+    if not has_values(ops.kernels["sparse_mla"]):
+        return ops.sparse_mla(*queries, pool, keys, table, scale).out
+    axis = queries[0].axis
+    require_axis(axis, q_rope=queries[1], keys=keys)
+    held = queries[0].data, queries[1].data
+    return RowTensor(axis, attend_values(ops.kernels, held, pool, keys, table, scale, ops.unpacked))
 
 
 def route_experts(

@@ -21,11 +21,13 @@ from torch import Tensor
 
 from gnomon.attention.dispatch import Requirement, Sizes
 from gnomon.attention.layouts.base import PagedPool
+from gnomon.attention.ops.attend import SparseMlaKernel
 from gnomon.attention.providers.external.padding import empty_is_minus
 from gnomon.attention.providers.external.places import Places, missing
 from gnomon.attention.providers.external.provider import EXTERNAL_RANK, ExternalProvider, Kernel
 
 NAME = "fa3"
+MOST_ROWS = 8192  # whose numbers are kept
 URL = "https://github.com/Dao-AILab/flash-attention#subdirectory=hopper"
 
 _ON_HOPPER = frozenset({9})
@@ -86,10 +88,12 @@ class FlashAttention3:
 
     def __init__(self, forward: Forward) -> None:
         self._forward = forward
+        self._rows: Tensor | None = None
 
     def kernels(self) -> Mapping[str, Kernel]:
         """By operator."""
-        return {"dense_mha": self.dense_mha, "sparse_mla": self.sparse_mla}
+        sparse_mla = SparseMlaKernel(self.sparse_mla, self.values)
+        return {"dense_mha": self.dense_mha, "sparse_mla": sparse_mla}
 
     def sparse_mla(
         self,
@@ -101,24 +105,61 @@ class FlashAttention3:
         scale: float,
     ) -> tuple[Tensor, Tensor]:
         """Row r attends the first count[r] of its slots [R, W] (−1 behind)."""
+        if q_latent.shape[0] == 0 or slots.shape[1] == 0:
+            return _nothing(q_latent, q_latent.shape[2])
+        out, lse = self._attended(q_latent, q_rope, pool, (slots, count), scale)
+        return out, empty_is_minus(lse.T)
+
+    def values(
+        self,
+        q_latent: Tensor,
+        q_rope: Tensor,
+        pool: PagedPool,
+        slots: Tensor,
+        count: Tensor,
+        scale: float,
+    ) -> Tensor:
+        """The first of sparse_mla's results: a launch less."""
+        if q_latent.shape[0] == 0 or slots.shape[1] == 0:
+            return _nothing(q_latent, q_latent.shape[2])[0]
+        return self._attended(q_latent, q_rope, pool, (slots, count), scale)[0]
+
+    def _attended(
+        self,
+        q_latent: Tensor,
+        q_rope: Tensor,
+        pool: PagedPool,
+        listed: tuple[Tensor, Tensor],
+        scale: float,
+    ) -> tuple[Tensor, Tensor]:
+        """(out [R, H, D_c], lse [H, R] in the library's convention); ``listed``: slots, count."""
+        slots, count = listed
         num_rows, _, rank = q_latent.shape
-        if num_rows == 0 or slots.shape[1] == 0:
-            return _nothing(q_latent, rank)
         entries = pool.typed()
         call = Call(
             q=q_rope,
             k=entries[:, rank:].view(-1, 1, 1, q_rope.shape[-1]),
             v=entries[:, :rank].view(-1, 1, 1, rank),
             q_v=q_latent,
-            first_row=torch.arange(num_rows + 1, dtype=torch.int32, device=slots.device),
+            first_row=self._row_numbers(num_rows, slots.device),
             num_keys=count,
             most_rows=1,
             table=slots.to(torch.int32),
             scale=scale,
             is_causal=True,
         )
-        out, lse = self._forward(call)
-        return out, empty_is_minus(lse.T)
+        return self._forward(call)
+
+    def _row_numbers(self, num_rows: int, device: torch.device) -> Tensor:
+        """0 .. num_rows. Kept once and for good: captured graphs hold its address."""
+        kept = self._rows
+        if kept is None or num_rows > MOST_ROWS or kept.device != device:
+            rows = torch.arange(max(MOST_ROWS, num_rows) + 1, dtype=torch.int32, device=device)
+            # What is made while a graph is captured holds its numbers only once that graph runs.
+            if kept is None and not (rows.is_cuda and torch.cuda.is_current_stream_capturing()):
+                self._rows = rows[: MOST_ROWS + 1]
+            kept = rows
+        return kept[: num_rows + 1]
 
     def dense_mha(
         self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: float

@@ -22,12 +22,8 @@ from torch import Tensor
 from gnomon.attention.dispatch import Requirement, Sizes
 from gnomon.attention.layouts.base import PagedPool
 from gnomon.attention.layouts.plain import PlainLayout
-from gnomon.attention.providers.external.padding import (
-    no_rows,
-    own_results,
-    pad_lists,
-    pad_query,
-)
+from gnomon.attention.ops.attend import SparseMlaKernel
+from gnomon.attention.providers.external.padding import empty_is_minus, no_rows, pad_operands
 from gnomon.attention.providers.external.places import Places, missing
 from gnomon.attention.providers.external.provider import EXTERNAL_RANK, ExternalProvider, Kernel
 
@@ -82,7 +78,7 @@ class FlashMla:
 
     def kernels(self) -> Mapping[str, Kernel]:
         """By operator."""
-        return {"sparse_mla": self.sparse_mla}
+        return {"sparse_mla": SparseMlaKernel(self.sparse_mla, self.values)}
 
     def sparse_mla(
         self,
@@ -96,13 +92,41 @@ class FlashMla:
         """Row r attends the first count[r] of its slots [R, W] (−1 behind)."""
         if q_latent.shape[0] == 0:
             return no_rows(q_latent)
-        query, num_heads = pad_query(q_latent, q_rope), q_latent.shape[1]
-        if isinstance(pool.layout, PlainLayout):
-            entries, lists = pool.typed()[:, None], pad_lists(slots, PREFILL_BLOCK)
-            out, lse = self._library.prefill(query, entries, lists[:, None], scale, count)
+        out, lse = self._attended(q_latent, q_rope, pool, (slots, count), scale)
+        return out, empty_is_minus(lse)
+
+    def values(
+        self,
+        q_latent: Tensor,
+        q_rope: Tensor,
+        pool: PagedPool,
+        slots: Tensor,
+        count: Tensor,
+        scale: float,
+    ) -> Tensor:
+        """The first of sparse_mla's results: a launch less."""
+        if q_latent.shape[0] == 0:
+            return no_rows(q_latent)[0]
+        return self._attended(q_latent, q_rope, pool, (slots, count), scale)[0]
+
+    def _attended(
+        self,
+        q_latent: Tensor,
+        q_rope: Tensor,
+        pool: PagedPool,
+        listed: tuple[Tensor, Tensor],
+        scale: float,
+    ) -> tuple[Tensor, Tensor]:
+        """(out [R, H, 512], lse [R, H] in the library's convention); ``listed``: slots, count."""
+        num_heads, is_plain = q_latent.shape[1], isinstance(pool.layout, PlainLayout)
+        block = PREFILL_BLOCK if is_plain else DECODE_BLOCK
+        query, lists = pad_operands(q_latent, q_rope, listed[0], block)
+        if is_plain:
+            entries = pool.typed()[:, None]
+            out, lse = self._library.prefill(query, entries, lists[:, None], scale, listed[1])
         else:
-            out, lse = self._packed(query, pool, pad_lists(slots, DECODE_BLOCK), scale)
-        return own_results(out, lse, num_heads)
+            out, lse = self._packed(query, pool, lists, scale)
+        return out[:, :num_heads], lse[:, :num_heads]
 
     def _packed(
         self, query: Tensor, pool: PagedPool, lists: Tensor, scale: float

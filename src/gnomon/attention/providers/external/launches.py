@@ -2,7 +2,7 @@
 
 In:  operands as the operators get them, any strides. Out: operands as the libraries want them.
 `codes_of_rows`: e4m3 codes and scales of values that hold them exactly (codes.py says what).
-`packed_query`, `packed_lists`: padding.py's pads. `hide_tails`, `clear_blind`: −inf behind a row's
+`packed_operands`: padding.py's pads. `hide_tails`, `clear_blind`: −inf behind a row's
 keys, and 0 and −inf for rows that see nothing, touching only what changes. `mixed_rows`: weighted
 sums of rows that experts computed. `pages_of_rows`: page tables by row.
 Imported only where a tensor is on a GPU; nothing here waits for it.
@@ -77,52 +77,53 @@ def codes_of_rows(
 
 @triton.jit
 def _pack(
-    latent, rope, query, L_ROW, L_HEAD, R_ROW, R_HEAD,
+    latent, rope, query, slots, lists, L_ROW, L_HEAD, R_ROW, R_HEAD, W, S_ROW,
     H: tl.constexpr, HP: tl.constexpr, DC: tl.constexpr, DR: tl.constexpr,
-    DCP: tl.constexpr, DRP: tl.constexpr, BH: tl.constexpr,
+    DCP: tl.constexpr, DRP: tl.constexpr, BH: tl.constexpr, HELD: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """query[row, head] = [latent | rope] of its head, or zeros from head H on."""
+    """query[row, head] = [latent | rope] of its head, or zeros from head H on; then lists[row]."""
+    HEAD_BLOCKS: tl.constexpr = (HP + BH - 1) // BH
     row = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1).to(tl.int64) * BH + tl.arange(0, BH)
-    target = query + row * HP * (DC + DR) + head[:, None] * (DC + DR)
-    column = tl.arange(0, DCP)
-    mask = (head < H)[:, None] & (column < DC)[None]
-    part = tl.load(latent + row * L_ROW + head[:, None] * L_HEAD + column, mask=mask, other=0.0)
-    tl.store(target + column[None], part, mask=(column < DC)[None] & (head < HP)[:, None])
-    turned = tl.arange(0, DRP)
-    mask = (head < H)[:, None] & (turned < DR)[None]
-    part = tl.load(rope + row * R_ROW + head[:, None] * R_HEAD + turned, mask=mask, other=0.0)
-    tl.store(target + DC + turned[None], part, mask=(turned < DR)[None] & (head < HP)[:, None])
+    part = tl.program_id(1)
+    if part < HEAD_BLOCKS:
+        head = part.to(tl.int64) * BH + tl.arange(0, BH)
+        target = query + row * HP * (DC + DR) + head[:, None] * (DC + DR)
+        column = tl.arange(0, DCP)
+        mask = (head < H)[:, None] & (column < DC)[None]
+        held = tl.load(latent + row * L_ROW + head[:, None] * L_HEAD + column, mask=mask, other=0.0)
+        tl.store(target + column[None], held, mask=(column < DC)[None] & (head < HP)[:, None])
+        turned = tl.arange(0, DRP)
+        mask = (head < H)[:, None] & (turned < DR)[None]
+        held = tl.load(rope + row * R_ROW + head[:, None] * R_HEAD + turned, mask=mask, other=0.0)
+        tl.store(target + DC + turned[None], held, mask=(turned < DR)[None] & (head < HP)[:, None])
+    else:
+        place = (part - HEAD_BLOCKS) * BLOCK + tl.arange(0, BLOCK)
+        ids = tl.load(slots + row * S_ROW + place, mask=place < W, other=-1)
+        tl.store(lists + row * HELD + place, ids.to(tl.int32), mask=place < HELD)
 
 
-def packed_query(q_latent: Tensor, q_rope: Tensor, held_heads: int) -> Tensor:
-    """[R, held_heads, D_c + D_r] of q_latent [R, H, D_c] and q_rope [R, H, D_r], zeros behind H."""
+def packed_operands(
+    q_latent: Tensor, q_rope: Tensor, held_heads: int, slots: Tensor, held_width: int
+) -> tuple[Tensor, Tensor]:
+    """(query [R, held_heads, D_c + D_r], lists int32 [R, held_width]).
+
+    Of q_latent [R, H, D_c] and q_rope [R, H, D_r], zeros behind H, and of slots [R, W], −1 behind
+    W. Lists that are held so already are given back as they are.
+    """
     num_rows, num_heads, rank = q_latent.shape
     width = q_rope.shape[-1]
     query = q_latent.new_empty((num_rows, held_heads, rank + width))
-    _pack[(num_rows, triton.cdiv(held_heads, HEADS))](
-        q_latent, q_rope, query, *q_latent.stride()[:2], *q_rope.stride()[:2],
+    is_held = slots.dtype == torch.int32 and slots.shape[1] == held_width and slots.is_contiguous()
+    lists = slots if is_held else slots.new_empty((num_rows, held_width), dtype=torch.int32)
+    parts = 0 if is_held else triton.cdiv(held_width, TAIL)
+    _pack[(num_rows, triton.cdiv(held_heads, HEADS) + parts)](
+        q_latent, q_rope, query, slots, lists, *q_latent.stride()[:2], *q_rope.stride()[:2],
+        slots.shape[1], slots.stride(0),
         H=num_heads, HP=held_heads, DC=rank, DR=width,
-        DCP=padded(rank), DRP=padded(width), BH=HEADS,
+        DCP=padded(rank), DRP=padded(width), BH=HEADS, HELD=held_width, BLOCK=TAIL,
     )  # fmt: skip
-    return query
-
-
-@triton.jit
-def _lists(slots, lists, W, S_ROW, HELD: tl.constexpr, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    ids = tl.load(slots + row * S_ROW + column, mask=column < W, other=-1)
-    tl.store(lists + row * HELD + column, ids.to(tl.int32), mask=column < HELD)
-
-
-def packed_lists(slots: Tensor, held_width: int) -> Tensor:
-    """Slots [R, W] as int32 [R, held_width], −1 behind W."""
-    num_rows, width = slots.shape
-    lists = torch.empty((num_rows, held_width), dtype=torch.int32, device=slots.device)
-    grid = (num_rows, triton.cdiv(held_width, TAIL))
-    _lists[grid](slots, lists, width, slots.stride(0), HELD=held_width, BLOCK=TAIL)
-    return lists
+    return query, lists
 
 
 @triton.jit

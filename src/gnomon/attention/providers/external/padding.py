@@ -4,7 +4,7 @@ In:  queries [R, H, D_c] and [R, H, D_r], slot lists [R, W] with −1 behind, re
 Out: queries [R, 64 or 128, D_c + D_r] with zero heads behind, lists int32 of a whole number of
      blocks with −1 behind; results cut to our heads, lse with −inf for a row without keys.
 A zero head attends uniformly to the row's own keys: finite, and thrown away.
-On a GPU each of the two is one launch (launches.py).
+On a GPU both together are one launch (launches.py).
 Conventions of lse: natural logarithm; FlashMLA says +inf where a row has no keys, we say −inf.
 """
 
@@ -24,37 +24,26 @@ def padded_heads(num_heads: int) -> int:
     return next(held for held in HEADS if num_heads <= held)
 
 
-def pad_query(q_latent: Tensor, q_rope: Tensor) -> Tensor:
-    """[R, padded heads, D_c + D_r], contiguous; heads from H on are zero."""
-    num_rows, num_heads, rank = q_latent.shape
-    held = padded_heads(num_heads)
-    if q_latent.is_cuda:
-        from gnomon.attention.providers.external.launches import packed_query
+def pad_operands(
+    q_latent: Tensor, q_rope: Tensor, slots: Tensor, multiple: int
+) -> tuple[Tensor, Tensor]:
+    """(query [R, padded heads, D_c + D_r], lists [R, W rounded up to ``multiple``, one at least]).
 
-        return packed_query(q_latent, q_rope, held)
-    if held == num_heads:
-        return torch.cat((q_latent, q_rope), dim=-1)
-    query = q_latent.new_zeros((num_rows, held, rank + q_rope.shape[-1]))
+    Contiguous; heads from H on are zero, lists are int32 with −1 behind W.
+    """
+    num_rows, num_heads, rank = q_latent.shape
+    heads, width = padded_heads(num_heads), slots.shape[1]
+    held = max(1, -(-width // multiple)) * multiple
+    if q_latent.is_cuda:
+        from gnomon.attention.providers.external.launches import packed_operands
+
+        return packed_operands(q_latent, q_rope, heads, slots, held)
+    query = q_latent.new_zeros((num_rows, heads, rank + q_rope.shape[-1]))
     query[:, :num_heads, :rank] = q_latent
     query[:, :num_heads, rank:] = q_rope
-    return query
-
-
-def pad_lists(slots: Tensor, multiple: int) -> Tensor:
-    """Slots as int32 [R, W rounded up to ``multiple``, at least one block], −1 behind."""
-    width = slots.shape[1]
-    held = max(1, -(-width // multiple)) * multiple
-    if slots.is_cuda and (held != width or slots.dtype != torch.int32):
-        from gnomon.attention.providers.external.launches import packed_lists
-
-        return packed_lists(slots, held)
     lists = slots.to(torch.int32)
-    return lists.contiguous() if held == width else F.pad(lists, (0, held - width), value=-1)
-
-
-def own_results(out: Tensor, lse: Tensor, num_heads: int) -> tuple[Tensor, Tensor]:
-    """(out [R, H, D_c], lse [R, H]) of results with padded heads; +inf becomes −inf."""
-    return out[:, :num_heads], empty_is_minus(lse[:, :num_heads])
+    lists = lists.contiguous() if held == width else F.pad(lists, (0, held - width), value=-1)
+    return query, lists
 
 
 def empty_is_minus(lse: Tensor) -> Tensor:

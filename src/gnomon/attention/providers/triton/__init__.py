@@ -13,6 +13,7 @@ from gnomon.attention.providers.triton import (
     attention,
     cache,
     fixed,
+    heads,
     index,
     linear,
     moe,
@@ -48,6 +49,7 @@ PROVIDER = KernelSet(
     },
     variants={**index.VARIANTS},
     fusions={
+        **heads.FUSIONS,
         **index.FUSIONS,
         **prepare.FUSIONS,
         **route.FUSIONS,
@@ -56,4 +58,5 @@ PROVIDER = KernelSet(
         **topk.FUSIONS,
         **workspace.FUSIONS,
     },
+    by_batch=frozenset(heads.FUSIONS),
 )
