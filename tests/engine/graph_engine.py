@@ -27,8 +27,11 @@ from tests.engine.tiny_engine import MODEL, VOCAB
 READERS = ("item", "tolist", "cpu", "nonzero", "__bool__", "__int__", "__float__")
 
 
-def graph_parts(has_graphs: bool = True, **flags: Any) -> Parts:
-    """The parts of a tiny engine in float64, at most 12 requests at once unless flags say else."""
+def graph_parts(has_graphs: bool = True, captured_tokens: int = 0, **flags: Any) -> Parts:
+    """The parts of a tiny engine in float64, at most 12 requests at once unless flags say else.
+
+    `captured_tokens`: of the largest prefill step that is captured.
+    """
     defaults = {
         "model": MODEL,
         "dtype": "float64",
@@ -40,12 +43,13 @@ def graph_parts(has_graphs: bool = True, **flags: Any) -> Parts:
     resolved = found.resolved
     loaded = open_model(found.source, resolved.dtype, resolved.device, None, resolved.max_model_len)
     found = replace(found, ops=static_operators())
-    return put_together(found, loaded, recorder=StaticRecorder() if has_graphs else None)
+    recorder = StaticRecorder() if has_graphs else None
+    return put_together(found, loaded, recorder=recorder, captured_tokens=captured_tokens)
 
 
-def graph_core(has_graphs: bool = True, **flags: Any) -> EngineCore:
+def graph_core(has_graphs: bool = True, captured_tokens: int = 0, **flags: Any) -> EngineCore:
     """The engine of `graph_parts`."""
-    return EngineCore(graph_parts(has_graphs, **flags))
+    return EngineCore(graph_parts(has_graphs, captured_tokens, **flags))
 
 
 @contextmanager

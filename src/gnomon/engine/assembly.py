@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -27,9 +27,10 @@ from gnomon.attention.providers.external import external_providers
 from gnomon.attention.recording import Recording
 from gnomon.cache.pages import PagePool
 from gnomon.cache.tensors import CacheTensors
-from gnomon.engine.batch import BatchBuilder
+from gnomon.engine.batch import BatchBuilder, BatchRules
+from gnomon.engine.captures import Kind, capture_steps
 from gnomon.engine.config import EngineConfig
-from gnomon.engine.graphs import CudaRecorder, DecodeGraphs, Recorder
+from gnomon.engine.graphs import Recorder
 from gnomon.engine.info import engine_info
 from gnomon.engine.machine import Machine, probe_machine, shortcomings
 from gnomon.engine.memory_plan import weight_bytes_of
@@ -39,11 +40,17 @@ from gnomon.engine.record_witness import Subject, Witness
 from gnomon.engine.resolve import ResolvedConfig, resolve
 from gnomon.engine.runner import Runner
 from gnomon.engine.sampler import Sampler
-from gnomon.engine.schedule_config import SchedulerConfig
 from gnomon.engine.scheduler import Scheduler
 from gnomon.engine.shadow import Shadow
 from gnomon.engine.step_checks import PagePoison
-from gnomon.engine.step_rules import batch_rules, graph_rules, overlaps, with_overrides
+from gnomon.engine.step_rules import (
+    batch_rules,
+    graph_rules,
+    overlaps,
+    prefill_graph_rules,
+    scheduler_config,
+    with_overrides,
+)
 from gnomon.engine.warm_up import warm_up
 from gnomon.engine.wire import EngineInfo
 from gnomon.models.config import ModelConfig
@@ -83,6 +90,7 @@ class Survey:
     graph_ops: Operators | None = None  # for captured decode steps; None: every step runs eagerly
     decode_ops: Operators | None = None  # for eager decode steps; None: ``ops``
     decode_choices: tuple[Choice, ...] = ()
+    segment_ops: Operators | None = None  # for captured parts of prefill; None: it runs eagerly
 
     def operator_rows(self) -> list[tuple[str, str, str, str]]:
         """Who runs what and why, phase by phase where they differ."""
@@ -124,6 +132,7 @@ def survey(config: EngineConfig, default_vocab_size: int | None = None) -> Surve
         bound.graph,
         bound.decode,
         bound.decode_choices,
+        bound.segments,
     )
 
 
@@ -160,25 +169,24 @@ def put_together(
     budget: Budget | None = None,
     progress: Progress | None = None,
     recorder: Recorder | None = None,
+    captured_tokens: int | None = None,
 ) -> Parts:
     """An engine over a model that is loaded already: a cache of its own, the weights shared.
 
     `loaded` has the config of `found.source` and positions for `found.resolved.max_model_len`.
     `rows` (a step is padded to a multiple of it) and `budget` change no answer; gnomon.verify
-    gives others than the default to show it. `recorder`: of decode steps, where it is not CUDA's.
+    gives others than the default to show it. `recorder`: of captured steps, where it is not CUDA's;
+    `captured_tokens`: of the largest prefill step that is, where it is not the configuration's.
     """
     resolved, model, config = found.resolved, found.source.config, found.resolved.given
     cache, pages = _cache(found, loaded)
-    recorder = recorder or (CudaRecorder() if found.graph_ops is not None else None)
-    rules = batch_rules(resolved, model.attention_dims(), found.choices, recorder is not None)
+    has_decode_graphs = recorder is not None or found.graph_ops is not None
+    rules = batch_rules(resolved, model.attention_dims(), found.choices, has_decode_graphs)
     rules = with_overrides(rules, rows, budget)
     checker = _checker(found, resolved)
-    graphs = None
-    if recorder is not None:
-        graph_ops = found.graph_ops or found.ops
-        sizes = graph_rules(rules, resolved.max_model_len, pages.groups)
-        graphs = DecodeGraphs(loaded.model, cache.pools, graph_ops, sizes, recorder)
-        graphs.capture(progress or (lambda *_: None))
+    most = resolved.max_captured_prefill_tokens if captured_tokens is None else captured_tokens
+    kinds = _captured_kinds(found, rules, most, pages.groups)
+    graphs = capture_steps(loaded.model, cache.pools, kinds, recorder, progress)
     runner = Runner(
         loaded.model,
         cache.pools,
@@ -192,7 +200,7 @@ def put_together(
         pages.on_change_of_hands = PagePoison(cache).changes_hands
     info = engine_info(resolved, loaded, found.operator_rows(), cache)
     return Parts(
-        scheduler=Scheduler(_scheduler_config(config, resolved), pages),
+        scheduler=Scheduler(scheduler_config(resolved), pages),
         builder=BatchBuilder(rules, pages.groups),
         runner=runner,
         sampler=Sampler(config.seed),
@@ -214,6 +222,20 @@ def _cache(found: Survey, loaded: LoadedModel) -> tuple[CacheTensors, PagePool]:
     groups = {g.name: (resolved.num_pages[g.name], g.tokens_per_page) for g in schema.groups}
     cache = CacheTensors(schema, resolved.num_pages, resolved.device)
     return cache, PagePool(groups, schema.namespace_id())
+
+
+def _captured_kinds(
+    found: Survey, rules: BatchRules, most: int, groups: Sequence[str]
+) -> tuple[Kind | None, Kind | None]:
+    """What is captured: decode, if the rules of batches say so; prefill of up to ``most`` rows."""
+    sizes = graph_rules(rules, found.resolved.max_model_len, groups)
+    decode = Kind(found.graph_ops or found.ops, sizes) if sizes.buckets else None
+    in_prefill = prefill_graph_rules(sizes, rules, most)
+    if in_prefill is None or found.resolved.check is CheckLevel.FULL:
+        return decode, None
+    if found.segment_ops is None and found.resolved.device.type == "cuda":
+        return decode, None
+    return decode, Kind(found.segment_ops or found.ops, in_prefill)
 
 
 def _checker(found: Survey, resolved: ResolvedConfig) -> StepChecker | None:
@@ -263,17 +285,4 @@ def _weight_bytes(model: ModelConfig, config: EngineConfig, machine: Machine) ->
         return weight_bytes_of(model, dtype)
     return sum(
         math.prod(spec.shape) * param_dtype(spec, dtype).itemsize for spec in param_specs(model)
-    )
-
-
-def _scheduler_config(config: EngineConfig, resolved: ResolvedConfig) -> SchedulerConfig:
-    return SchedulerConfig(
-        max_model_len=resolved.max_model_len,
-        max_num_seqs=resolved.max_num_seqs,
-        max_num_batched_tokens=resolved.max_num_batched_tokens,
-        max_prefill_chunk=config.max_prefill_chunk or 0,
-        policy="priority" if config.scheduling_policy == "priority" else "fcfs",
-        # A burst waits in whole until the next step seats it; who may be in flight may wait.
-        max_queue=resolved.max_num_seqs + config.max_queue_size,
-        enable_prefix_cache=config.enable_prefix_caching,
     )

@@ -131,6 +131,14 @@ class EngineConfig:
         Flag("the bits of an answer do not depend on other requests (CPU: float32; costs speed)"),
     ] = False
     enforce_eager: A[bool, Flag("never capture CUDA graphs (they do not exist on CPU)")] = False
+    max_captured_prefill_tokens: A[
+        int | None,
+        Flag(
+            "prefill steps of up to so many tokens run in CUDA graphs between their attentions; "
+            "0: none; not given: 1,024 on a GPU",
+            least=0,
+        ),
+    ] = None
     overlap: A[
         str,
         Flag(

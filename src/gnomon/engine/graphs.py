@@ -37,7 +37,7 @@ from gnomon.models.sparse_mla_model import SparseMlaModel
 logger = logging.getLogger(__name__)
 
 MIB = 2**20
-Outputs = tuple[Tensor, Tensor]  # logits [R, V] float32, flags bool [2, R]
+Outputs = tuple[Tensor, ...]  # of a decode step: logits [R, V] float32, flags bool [2, R]
 Work = Callable[[], Outputs]
 
 
@@ -67,6 +67,31 @@ class CudaRecorder:
         ):
             outputs = work()
         return graph.replay, outputs
+
+
+def lent(output: Tensor) -> Tensor:
+    """A recorded output's memory without a hold on it: later recordings may take it for theirs.
+
+    It is a view by address. The recorder's graphs hold their pool, and the pool the memory. On a
+    CPU, where nobody has such a pool, it is the output itself.
+    """
+    if not output.is_cuda:
+        return output
+    return torch.as_tensor(_Address(output), device=output.device).view(output.dtype)
+
+
+class _Address:
+    """A strided piece of device memory, as `__cuda_array_interface__` describes one."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        size = tensor.itemsize
+        self.__cuda_array_interface__ = {
+            "version": 3,
+            "typestr": f"<i{size}",  # integers of that size: the interface knows no bfloat16
+            "shape": tuple(tensor.shape),
+            "strides": tuple(stride * size for stride in tensor.stride()),
+            "data": (tensor.data_ptr(), False),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,14 +148,14 @@ class DecodeGraphs:
     def capture(self, progress: Callable[[str, int, int], None]) -> None:
         """Record every bucket, the largest first: what it allocates suffices for the others."""
         rules = self.rules
-        before = _reserved_bytes(rules.device)
+        before = reserved_bytes(rules.device)
         for done, bucket in enumerate(reversed(rules.buckets), start=1):
             geometry = decode_geometry(self.buffers.rows(bucket), rules.page_size, rules.max_len)
             plan = plan_decode(geometry, rules.dims, rules.capabilities, rules.budget)
             replay, outputs = self._recorder.record(self._work(geometry, plan))
             self._captured[bucket] = _Captured(replay, outputs, geometry, plan)
             progress("graphs", done, len(rules.buckets))
-        taken = _reserved_bytes(rules.device) - before
+        taken = reserved_bytes(rules.device) - before
         logger.info(
             "captured decode for %d sizes up to %d rows: %.0f MiB and %.1f MiB of buffers",
             len(rules.buckets),
@@ -173,5 +198,6 @@ class DecodeGraphs:
         return work
 
 
-def _reserved_bytes(device: torch.device) -> int:
+def reserved_bytes(device: torch.device) -> int:
+    """What torch holds of the device's memory, in use or not; 0 on a CPU."""
     return torch.cuda.memory_reserved() if device.type == "cuda" else 0

@@ -28,6 +28,7 @@ DEFAULT_UTILIZATION = 0.9  # of a GPU's memory
 RESERVE_BYTES = 1 * GIB  # CUDA's context and libraries, kernels' workspaces, fragments
 GPU_BUDGET = Budget(score_bytes=512 << 20, context_rows=32768)
 SAMPLING_BYTES = 44  # a logit of a row that is drawn: float32 twice, float64 and int64 twice each
+SEGMENT_ROW_BYTES = 4096  # of a captured prefill row: rotations of every size, ids, slots
 ATTENTION_FP8 = ("attn.q_a.", "attn.q_b.", "attn.kv_a.", "attn.o.", "indexer.w")
 FP8_MATRICES = (*ATTENTION_FP8, "mlp.", "shared.", "experts.")
 HEAD_ROWS = ("attn.q_b.", "attn.kv_b.")  # divided along their first axis
@@ -53,6 +54,7 @@ class StepSizes:
     num_seqs: int
     max_len: int
     has_graphs: bool = True
+    graph_tokens: int = 0  # of the largest prefill step that is captured
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,7 @@ def plan_memory(
         MemoryLine("others", others, "held by other processes when this one starts"),
         MemoryLine("weights", weights, f"{model.num_hidden_layers} layers{shared}"),
         MemoryLine("largest step", step, f"{sizes.num_tokens} tokens, {sizes.num_seqs} sampled"),
-        MemoryLine("graphs", graphs, f"decode, up to {sizes.num_seqs} rows, and their buffers"),
+        MemoryLine("graphs", graphs, _graph_words(sizes)),
         MemoryLine("reserve", RESERVE_BYTES, "CUDA, libraries, fragments"),
     )
     share = DEFAULT_UTILIZATION if utilization is None else utilization
@@ -166,11 +168,24 @@ def step_bytes(model: ModelConfig, dtype: torch.dtype, sizes: StepSizes, num_ran
 
 
 def graph_bytes(model: ModelConfig, dtype: torch.dtype, sizes: StepSizes, num_ranks: int) -> int:
-    """The memory pool of the captured decode steps, and their buffers."""
-    rows = _row_bytes(model, dtype, num_ranks) * sizes.num_seqs
+    """The memory pool of the captured steps, and their buffers.
+
+    A captured prefill step holds no index scores and no context: attention runs outside.
+    """
+    heads = -(-model.num_attention_heads // num_ranks)
+    attended = sizes.graph_tokens * (heads * model.v_head_dim * dtype.itemsize + SEGMENT_ROW_BYTES)
+    row = _row_bytes(model, dtype, num_ranks)
+    rows = row * sizes.num_seqs + row * sizes.graph_tokens + attended
     logits = sizes.num_seqs * -(-model.vocab_size // num_ranks) * (8 + dtype.itemsize)
     tables = 8 * sizes.num_seqs * -(-sizes.max_len // 64)
     return rows + logits + tables + _score_bytes(sizes.num_seqs, sizes.max_len, model)
+
+
+def _graph_words(sizes: StepSizes) -> str:
+    if not sizes.has_graphs:
+        return "none are captured"
+    prefill = f"; prefill, up to {sizes.graph_tokens} tokens" if sizes.graph_tokens else ""
+    return f"decode, up to {sizes.num_seqs} rows{prefill}; their buffers"
 
 
 def _score_bytes(num_rows: int, max_len: int, model: ModelConfig) -> int:

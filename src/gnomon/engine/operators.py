@@ -40,6 +40,21 @@ BACKENDS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "moe_backend": ((PREFILL, DECODE), ("moe", "moe_fp8")),
 }
 """Flag -> (phases, operators)."""
+IN_SEGMENTS = frozenset(
+    {
+        "rms_norm",
+        "layer_norm",
+        "rope",
+        "latent_write",
+        "index_prepare",
+        "moe",
+        "quantise_rows",
+        "silu_quantise",
+        "linear_fp8",
+        "moe_fp8",
+    }
+)
+"""Operators that run between two attentions (prefill_graphs.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +63,7 @@ class BoundOperators:
 
     ``decode``: None where it is in no operator another set than ``usual``, which serves all other
     steps. ``graph``: those of decode if a CUDA graph may capture them all, else None.
+    ``segments``: ``usual`` if a graph may capture what lies between two attentions, else None.
     """
 
     usual: Operators
@@ -55,6 +71,7 @@ class BoundOperators:
     graph: Operators | None
     choices: tuple[Choice, ...]
     decode_choices: tuple[Choice, ...]
+    segments: Operators | None = None
 
     def rows(self) -> list[tuple[str, str, str, str]]:
         """As dispatch.explain_rows; an operator whose phases differ has a row for each."""
@@ -84,6 +101,8 @@ def bind_phases(
 ) -> BoundOperators:
     """Bind all phases. ``has_graphs``: decode shall be captured, where its operators may be."""
     usual, choices = _bind(config, replace(need, phase=PREFILL), providers)
+    is_wished = has_graphs and config.max_captured_prefill_tokens != 0
+    segments = usual if is_wished and _can_capture_segments(config, need, choices) else None
     decode_need = replace(need, phase=DECODE)
     if has_graphs:
         try:
@@ -92,10 +111,27 @@ def bind_phases(
             logger.warning("decode runs without CUDA graphs: %s", error)
         else:
             own = None if decode.kernels == usual.kernels else decode
-            return BoundOperators(usual, own, decode, choices, decode_choices)
+            return BoundOperators(usual, own, decode, choices, decode_choices, segments)
     decode, decode_choices = _bind(config, decode_need, providers)
     own = None if decode.kernels == usual.kernels else decode
-    return BoundOperators(usual, own, None, choices, decode_choices)
+    return BoundOperators(usual, own, None, choices, decode_choices, segments)
+
+
+def _can_capture_segments(config: EngineConfig, need: OpNeed, choices: Sequence[Choice]) -> bool:
+    """Whether what runs between two attentions can be captured; UnsupportedError if it has to."""
+    need = replace(need, phase=PREFILL, is_graph=True)
+    for choice in choices:
+        verdict = choice.provider.supports(choice.op, need)
+        if choice.op in IN_SEGMENTS and not verdict.is_ok:
+            why = f"{choice.op} by {choice.provider.name} {verdict.reason}"
+            if config.max_captured_prefill_tokens:
+                raise UnsupportedError(
+                    f"max_captured_prefill_tokens is {config.max_captured_prefill_tokens}, but "
+                    f"{why}. Leave it out, or leave the choice of providers to auto."
+                )
+            logger.warning("prefill runs without CUDA graphs: %s", why)
+            return False
+    return True
 
 
 def _bind(

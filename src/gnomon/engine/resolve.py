@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -25,7 +24,9 @@ from gnomon.attention.layouts.registry import candidates
 from gnomon.attention.routes import DensePolicy
 from gnomon.cache.budget import pages_for_budget
 from gnomon.cache.schema import CacheSchema
+from gnomon.engine.captured_rows import captured_rows
 from gnomon.engine.config import EngineConfig, parse_bytes
+from gnomon.engine.fixed_bits import require_fixed_bits
 from gnomon.engine.machine import GIB, Machine
 from gnomon.engine.memory_plan import MemoryPlan, StepSizes, plan_memory, require_room
 from gnomon.engine.step_checks import check_level
@@ -39,13 +40,7 @@ CACHE_SHARE = 0.5  # of the memory that is free, where nothing is stated
 DEFAULT_NUM_SEQS = 256
 DEFAULT_NUM_TOKENS = 2048
 GROUP = "tokens"
-FIXED_DTYPES: Mapping[str, tuple[torch.dtype, ...]] = MappingProxyType(
-    {
-        "cpu": (torch.float32,),
-        "cuda": (torch.float32, torch.bfloat16, torch.float16),
-    }
-)
-"""Device -> dtypes in which an answer's bits can be made not to hang on other requests."""
+CAPTURED = "max_captured_prefill_tokens"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +68,7 @@ class ResolvedConfig:
     max_num_seqs: int
     max_num_batched_tokens: int
     check: CheckLevel
+    max_captured_prefill_tokens: int = 0  # 0: prefill is not captured
     memory: MemoryPlan | None = None  # of a GPU
     has_fp8: bool = False  # FP8 weights stay FP8
 
@@ -100,21 +96,20 @@ def resolve(
     num_seqs, num_tokens = _step_limits(found)
     latent, index = _layouts(found, model, dtype, machine.device)
     schema = cache_schema(model, config.block_size, latent, index)
+    captured = found.note(CAPTURED, *captured_rows(config, machine.device, num_tokens))
     memory = None
     if machine.device == "cuda":
         longest = config.max_model_len or model.max_position_embeddings
-        sizes = StepSizes(num_tokens, num_seqs, longest, not config.enforce_eager)
-        share = config.gpu_memory_utilization
-        memory = plan_memory(model, dtype, sizes, machine, share, weight_bytes, num_ranks)
+        sizes = StepSizes(num_tokens, num_seqs, longest, not config.enforce_eager, captured)
+        memory = plan_memory(
+            model, dtype, sizes, machine, config.gpu_memory_utilization, weight_bytes, num_ranks
+        )
         require_room(memory)
     left = _left_on_host(machine, weight_bytes) if memory is None else memory.cache_bytes
     num_pages, max_model_len = _cache_size(found, model, machine, schema, left)
     found.note("max_prefill_chunk", num_tokens, "default", "as many as a step holds")
     found.note("kv_layout", latent.id, "model", f"plain numbers in {dtype}")
-    for entry in fields(config):
-        value = getattr(config, entry.name)
-        is_given = entry.name in config.given()
-        found.note(entry.name, value, "flag" if is_given else "default")
+    found.note_others()
     return ResolvedConfig(
         given=config,
         fields={entry.name: found.fields[entry.name] for entry in fields(config)},
@@ -128,6 +123,7 @@ def resolve(
         max_num_seqs=num_seqs,
         max_num_batched_tokens=num_tokens,
         check=check,
+        max_captured_prefill_tokens=captured,
         memory=memory,
         has_fp8=has_fp8,
     )
@@ -148,6 +144,13 @@ class _Findings:
         """The value that a field has by now."""
         return self.fields[name].value
 
+    def note_others(self) -> None:
+        """Fields without a value keep what the configuration has."""
+        for entry in fields(self.config):
+            is_given = entry.name in self.config.given()
+            value = getattr(self.config, entry.name)
+            self.note(entry.name, value, "flag" if is_given else "default")
+
     def note(self, name: str, value: Any, source: str, reason: str = "") -> Any:
         """Set a field unless it has a value; the value it has then."""
         return self.fields.setdefault(name, Resolution(value, source, reason)).value
@@ -159,27 +162,11 @@ def _dtype(found: _Findings, model: ModelConfig, device: str) -> torch.dtype:
     dtype = getattr(torch, chosen)
     assert isinstance(dtype, torch.dtype)
     if found.config.deterministic:
-        _require_fixed_bits(found, dtype, device)
+        require_fixed_bits(found.config, dtype, device)
+        found.note(
+            "dense_route", str(DensePolicy.NEVER), "deterministic", "one route, one rounding"
+        )
     return dtype
-
-
-def _require_fixed_bits(found: _Findings, dtype: torch.dtype, device: str) -> None:
-    """Refuse what a deterministic run cannot keep; settle the route that it has to take."""
-    able = FIXED_DTYPES[device]
-    name = str(dtype).removeprefix("torch.")
-    if dtype not in able:
-        names = ", ".join(str(one).removeprefix("torch.") for one in able)
-        raise ConfigError(
-            f"deterministic is on and dtype is {name}: on {device} the bits of an answer can be "
-            f"kept apart from other requests in {names} only. Set dtype to float32, or leave "
-            "deterministic out."
-        )
-    if found.config.dense_route == DensePolicy.ALWAYS:
-        raise ConfigError(
-            f"deterministic is on and dense_route is {found.config.dense_route}: the two routes "
-            "round differently, and chunks of a prompt may take either. Leave dense_route out."
-        )
-    found.note("dense_route", str(DensePolicy.NEVER), "deterministic", "one route, one rounding")
 
 
 def _step_limits(found: _Findings) -> tuple[int, int]:

@@ -3,8 +3,9 @@
 In:  a Batch or a DecodeBatch (batch.py).
 Out: RunOutput: float32 logits [M, V] on the device, of the rows that sample, and a verdict on the
      requests (step_checks.py). Nothing waits for the device, unless somebody listens or checks.
-A DecodeBatch is replayed by its captured graph where there are graphs; with listeners, with other
-operators than usual, and where checked mode looks at the step, it runs eagerly like the rest.
+A DecodeBatch is replayed by its captured graph where there are graphs, and a prefill or mixed step
+that fits a bucket runs in graphs between its attentions. With listeners, with other operators than
+usual, and where checked mode looks at the step, all run eagerly.
 The head runs on rows padded to a multiple of `row_multiple`, for the same reason as the batch.
 Listeners: a SelectionTap sees the discrete choices of the layers, a LogitsTap the logits.
 Not here: sampling (sampler.py), capturing (graphs.py).
@@ -30,9 +31,10 @@ from gnomon.engine.batch import Batch, DecodeBatch
 from gnomon.engine.graphs import DecodeGraphs
 from gnomon.engine.messages import TokenLogprobs
 from gnomon.engine.operators import operators_for
+from gnomon.engine.prefill_graphs import PrefillGraphs
 from gnomon.engine.sampling_logprobs import token_logprobs
 from gnomon.engine.step_checks import Verdict, broken_rules, row_flags
-from gnomon.models.sparse_mla_model import SparseMlaModel
+from gnomon.models.sparse_mla_model import ForwardOutput, SparseMlaModel
 
 PROMPT_SLICE = 128
 """Rows whose logits exist at once when a prompt is scored: [128, V] and not [prompt, V]."""
@@ -55,6 +57,14 @@ class Taps:
     logits: LogitsTap | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class StepGraphs:
+    """Captured steps; None where those of a kind always run eagerly."""
+
+    decode: DecodeGraphs | None = None
+    prefill: PrefillGraphs | None = None
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class RunOutput:
     """What a step computed."""
@@ -74,12 +84,13 @@ class Runner:
         ops: Operators,
         row_multiple: int = 1,
         checker: StepChecker | None = None,
-        graphs: DecodeGraphs | None = None,
+        graphs: StepGraphs | None = None,
         decode_ops: Operators | None = None,
     ) -> None:
         """``decode_ops``: for steps that decode and run eagerly; None: ``ops``."""
         self._model = model
-        self._graphs = graphs
+        graphs = graphs or StepGraphs()
+        self._graphs, self._prefill = graphs.decode, graphs.prefill
         self._pools = pools
         self._ops = ops
         self._decode_ops = decode_ops
@@ -95,6 +106,10 @@ class Runner:
         """The operators that an eager step with this plan runs with, checked mode apart."""
         return operators_for(plan, self._ops, self._decode_ops)
 
+    def captures(self, batch: Batch) -> bool:
+        """Whether graphs take the step, if nobody listens or checks."""
+        return self._prefill is not None and self._prefill.takes(batch)
+
     @torch.inference_mode()
     def run(
         self,
@@ -109,19 +124,19 @@ class Runner:
         ``is_checked=False``: checked mode, if it is on, does not see this run.
         """
         taps = taps or Taps()
+        is_watched = taps != Taps() or ops is not None
         if isinstance(batch, DecodeBatch):
-            if self._graphs is not None and taps == Taps() and ops is None and self._skips_check():
+            if self._graphs is not None and not is_watched and self._skips_check():
                 logits, flags = self._graphs.replay(batch)
                 return RunOutput(logits, _decode_verdict(batch, flags), {})
             batch = batch.eager()
-        if taps.selection is not None:
-            taps.selection.begin_step(batch.geometry.rows, batch.request_ids)
         checker = self._checker if is_checked else None
         ops = ops or self.operators(batch.plan)
-        if checker is not None:
-            ops = checker.begin_step(batch.geometry, batch.plan, batch.request_ids, ops)
-        step = AttentionStep(batch.geometry, batch.plan, self._pools, ops, taps.selection)
-        output = self._model.forward(batch.token_ids, step)
+        prefill = None if is_watched or not self.captures(batch) else self._prefill
+        if prefill is not None and (checker is None or checker.skip_step()):
+            output, checker = prefill.forward(batch, ops), None
+        else:
+            output = self._run_eagerly(batch, taps, ops, checker)
         hidden = output.hidden.data
         logits = self.logits(hidden.index_select(0, batch.logit_rows))
         if taps.logits is not None:
@@ -136,6 +151,17 @@ class Runner:
             ),
             prompt_logprobs=self._score_prompts(batch, hidden),
         )
+
+    def _run_eagerly(
+        self, batch: Batch, taps: Taps, ops: Operators, checker: StepChecker | None
+    ) -> ForwardOutput:
+        """The model's own forward pass."""
+        if taps.selection is not None:
+            taps.selection.begin_step(batch.geometry.rows, batch.request_ids)
+        if checker is not None:
+            ops = checker.begin_step(batch.geometry, batch.plan, batch.request_ids, ops)
+        step = AttentionStep(batch.geometry, batch.plan, self._pools, ops, taps.selection)
+        return self._model.forward(batch.token_ids, step)
 
     @torch.inference_mode()
     def remember(self, token_ids: Tensor) -> None:

@@ -1,7 +1,7 @@
-"""What is the same for every step of an engine: rules of batches and of captured graphs.
+"""What is the same for every step of an engine: rules of batches, graphs and the scheduler.
 
 In:  the resolved configuration, the model's dims, who runs which operator.
-Out: BatchRules and GraphRules. Not here: the values themselves (resolve.py, memory_plan.py).
+Out: BatchRules, GraphRules, SchedulerConfig. Not here: the values (resolve.py, memory_plan.py).
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from gnomon.attention.decode_plan import decode_buckets
 from gnomon.attention.dispatch import Choice
 from gnomon.attention.plan import Budget, Capabilities
 from gnomon.attention.routes import AttentionDims, DensePolicy, RoutePolicy
+from gnomon.attention.segment_plan import segment_buckets
 from gnomon.engine.batch import BatchRules
 from gnomon.engine.config import EngineConfig
 from gnomon.engine.graphs import GraphRules
 from gnomon.engine.memory_plan import GPU_BUDGET
 from gnomon.engine.resolve import ResolvedConfig
+from gnomon.engine.schedule_config import SchedulerConfig
 
 FIXED_ROW_MULTIPLE = 16  # see batch.py
 MATERIALISING = ("reference", "torch")
@@ -69,6 +71,27 @@ def graph_rules(rules: BatchRules, max_len: int, groups: Sequence[str]) -> Graph
         device=rules.device,
         capabilities=rules.capabilities,
         budget=rules.budget,
+    )
+
+
+def prefill_graph_rules(sizes: GraphRules, rules: BatchRules, most: int) -> GraphRules | None:
+    """The rules of captured prefill steps of up to ``most`` rows; None: none is captured."""
+    buckets = segment_buckets(most, rules.row_multiple)
+    return replace(sizes, buckets=buckets) if buckets else None
+
+
+def scheduler_config(resolved: ResolvedConfig) -> SchedulerConfig:
+    """The rules of the scheduler."""
+    config = resolved.given
+    return SchedulerConfig(
+        max_model_len=resolved.max_model_len,
+        max_num_seqs=resolved.max_num_seqs,
+        max_num_batched_tokens=resolved.max_num_batched_tokens,
+        max_prefill_chunk=config.max_prefill_chunk or 0,
+        policy="priority" if config.scheduling_policy == "priority" else "fcfs",
+        # A burst waits in whole until the next step seats it; who may be in flight may wait.
+        max_queue=resolved.max_num_seqs + config.max_queue_size,
+        enable_prefix_cache=config.enable_prefix_caching,
     )
 
 

@@ -4,7 +4,8 @@ In:  the parts of an engine.
 Out: nothing but time that no request will pay: every kernel of prefill, mixed and decode steps has
      been compiled, and the allocator has held the largest step. The rows are zeros; they write to
      pages that nobody has yet, and whoever gets a page writes an entry before it reads it.
-Not here: captured steps (their capture is their warm-up).
+A step that graphs take runs both ways: it is eager where somebody listens or checks.
+Not here: captured parts (their capture is their warm-up).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from gnomon.attention.plan import plan_step
 from gnomon.attention.transforms import pad_rows
 from gnomon.engine.batch import Batch, BatchRules
 from gnomon.engine.messages import EngineRequest
+from gnomon.engine.runner import Runner
 from gnomon.engine.sampler import Sampler, SampleRow
 from gnomon.engine.sampling_params import SamplingParams
 
@@ -68,13 +70,21 @@ def warm_up(parts: Parts, progress: Callable[[str, int, int], None]) -> None:
     before = torch.cuda.memory_allocated() if is_gpu else 0
     logits = None
     for done, work in enumerate(works, start=1):
-        logits = parts.runner.run(_batch(rules, work, pages.groups), is_checked=False).logits
+        logits = _run(parts.runner, _batch(rules, work, pages.groups))
         progress("warm-up", done, len(works))
     assert logits is not None
     _sample(logits[:1].expand(limits.max_num_seqs, -1).contiguous())
     if is_gpu:
         taken = torch.cuda.max_memory_allocated() - before
         logger.info("warm-up: the largest step took %.0f MiB", taken / MIB)
+
+
+def _run(runner: Runner, batch: Batch) -> Tensor:
+    """Logits of the step as it would be run, and run eagerly as well if it would not be."""
+    logits = runner.run(batch, is_checked=False).logits
+    if runner.captures(batch):
+        logits = runner.run(batch, ops=runner.operators(batch.plan), is_checked=False).logits
+    return logits
 
 
 def _sample(logits: Tensor) -> None:

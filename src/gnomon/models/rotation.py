@@ -80,6 +80,15 @@ class Rotations:
             at(rows, True), at(written, True), at(scored, interleaved), at(written, interleaved)
         )
 
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All that was looked up, each once, always in the same order."""
+        looked_up: dict[int, Tensor] = {}
+        for rows in (self.query, self.key, self.index_query, self.index_key):
+            for held in (rows.cos, rows.sin, rows.turn):
+                if held is not None:
+                    looked_up[id(held)] = held
+        return tuple(looked_up.values())
+
 
 def _no_rows(rows: RowAxis) -> RowAxis:
     return take_axis(rows, np.empty(0, dtype=np.int64), f"{rows.label} > no sparse rows")

@@ -1,0 +1,103 @@
+"""SegmentBuffers: device memory of fixed addresses that captured parts of a prefill step read.
+
+In:  sizes: the largest bucket, what attention gives a row. Per step a Batch, which is on the device
+     already.
+Out: `rows(bucket)`: views that stay where they are for the buffers' life; `attended(bucket)`: where
+     a layer's attention puts what the next part reads; `refresh(batch, bucket)` makes them describe
+     a step: two launches, and one more that clears the padding rows of `attended`.
+Every bucket divides the two buffers (int64 and int32) into lines of its own rows, one line behind
+the other, so that one concatenation fills all lines of a kind. What stands behind the live rows is
+padding (request -1, position 0, kv_len 0, slot -1, token 0, attended 0).
+Not here: what runs on them (prefill_graphs.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gnomon.attention.segment_plan import SegmentRows
+from gnomon.engine.batch import Batch
+from gnomon.errors import GeometryError
+
+
+class SegmentBuffers:
+    """The owner of the buffers (module docstring)."""
+
+    def __init__(
+        self, groups: Sequence[str], max_rows: int, attended: Tensor, device: torch.device
+    ) -> None:
+        """``attended`` [max_rows, H * dv]: zeros of the model's dtype, which this takes over."""
+        self.max_rows = max_rows
+        self._groups = tuple(groups)
+        num_long = 1 + len(self._groups)
+        self._long = torch.full((num_long * max_rows,), -1, dtype=torch.int64, device=device)
+        self._int = torch.zeros(3 * max_rows, dtype=torch.int32, device=device)
+        self._attended = attended
+        self._padding = {
+            (value, dtype): torch.full((max_rows,), value, dtype=dtype, device=device)
+            for value, dtype in ((0, torch.int64), (-1, torch.int64), (0, torch.int32))
+        }
+        self._padding[-1, torch.int32] = self._padding[-1, torch.int64].to(torch.int32)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes on the device."""
+        held = (self._long, self._int, self._attended, *self._padding.values())
+        return sum(tensor.nbytes for tensor in held)
+
+    def rows(self, bucket: int) -> SegmentRows:
+        """The lines of ``bucket`` rows."""
+        token_ids, *slots = self._lines(self._long, bucket, 1 + len(self._groups))
+        request, position, kv_len = self._lines(self._int, bucket, 3)
+        by_group = dict(zip(self._groups, slots, strict=True))
+        return SegmentRows(token_ids, request, position, kv_len, by_group)
+
+    def attended(self, bucket: int) -> Tensor:
+        """[bucket, H * dv]: zeros but for the rows that a layer's attention writes."""
+        return self._attended[:bucket]
+
+    def clear(self, bucket: int) -> None:
+        """All rows of a bucket become padding: what a capture finds."""
+        nothing = self._padding
+        zero, none = nothing[0, torch.int64], nothing[-1, torch.int64]
+        torch.cat(
+            [zero[:bucket], *[none[:bucket] for _ in self._groups]], out=self._used(bucket)[0]
+        )
+        zero, none = nothing[0, torch.int32], nothing[-1, torch.int32]
+        torch.cat([none[:bucket], zero[:bucket], zero[:bucket]], out=self._used(bucket)[1])
+        self._attended[:bucket].zero_()
+
+    def refresh(self, batch: Batch, bucket: int) -> None:
+        """Make the lines of ``bucket`` describe this step; waits for nothing."""
+        geometry, rows = batch.geometry, batch.geometry.rows
+        missing = bucket - rows.num_rows
+        if not 0 <= missing <= bucket <= self.max_rows:
+            raise GeometryError(
+                f"buffers of {self.max_rows} rows cannot hold {rows.num_rows} rows of "
+                f"'{rows.label}' in a bucket of {bucket}"
+            )
+        long, small = self._used(bucket)
+        zero, none = self._padding[0, torch.int64], self._padding[-1, torch.int64]
+        lines = [batch.token_ids.data, zero[:missing]]
+        for group in self._groups:
+            lines += [geometry.writes[group].slots, none[:missing]]
+        torch.cat(lines, out=long)
+        zero, none = self._padding[0, torch.int32], self._padding[-1, torch.int32]
+        padded = zero[:missing]
+        lines = [rows.request, none[:missing], rows.position, padded, rows.kv_len, padded]
+        torch.cat(lines, out=small)
+        if missing:
+            self._attended[rows.num_rows : bucket].zero_()
+
+    def addresses(self) -> tuple[int, ...]:
+        """Where the buffers are."""
+        return tuple(held.data_ptr() for held in (self._long, self._int, self._attended))
+
+    def _used(self, bucket: int) -> tuple[Tensor, Tensor]:
+        return self._long[: (1 + len(self._groups)) * bucket], self._int[: 3 * bucket]
+
+    def _lines(self, buffer: Tensor, bucket: int, count: int) -> list[Tensor]:
+        return [buffer[line * bucket : (line + 1) * bucket] for line in range(count)]
