@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from gnomon.attention.axes import RowAxis
 from gnomon.attention.block_fp8 import BlockFp8Weight
+from gnomon.attention.ops.fusions import route_products
 from gnomon.attention.ops.routing import RouterRule, Routing, expert_weights, with_shared
 from gnomon.attention.step import AttentionStep
 from gnomon.attention.taps import SelectionTap
@@ -101,17 +102,26 @@ class MixtureOfExperts:
 
     def __call__(self, x: SharedInput, step: AttentionStep) -> Tensor:
         """[R, D] -> [R, D]; padding rows get expert −1 and reach the shared expert only."""
-        tap, rows = step.tap, step.geometry.rows
-        logits = self.router(x.values, step.ops)
-        has_padding = rows.num_live < rows.num_rows or not rows.is_exact
-        request = rows.request if has_padding else None
-        want_margin = tap is not None and tap.wants_margin
-        routing = step.ops.route_experts(logits, self.router_bias, request, self.rule, want_margin)
-        expert_ids, weights = routing.expert_ids, routing.weights
-        if tap is not None:
-            expert_ids, weights = self._told(tap, routing, logits, rows)
+        expert_ids, weights = self._route(x.values, step)
         routed = self._experts(x, expert_ids, weights, step)
         return routed if self.shared is None else routed + self.shared(x, step)
+
+    def _route(self, x: Tensor, step: AttentionStep) -> tuple[Tensor, Tensor]:
+        """Experts of every row of x [R, D], and their weights."""
+        tap, rows = step.tap, step.geometry.rows
+        has_padding = rows.num_live < rows.num_rows or not rows.is_exact
+        request, parts = rows.request if has_padding else None, self.router.parts
+        if tap is None and parts is not None:
+            given = self.router_bias, request
+            routing = route_products(step.ops, x, parts, given, self.rule)
+            if routing is not None:
+                return routing.expert_ids, routing.weights
+        logits = self.router(x, step.ops)
+        want_margin = tap is not None and tap.wants_margin
+        routing = step.ops.route_experts(logits, self.router_bias, request, self.rule, want_margin)
+        if tap is None:
+            return routing.expert_ids, routing.weights
+        return self._told(tap, routing, logits, rows)
 
     def _told(
         self, tap: SelectionTap, routing: Routing, logits: Tensor, rows: RowAxis

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gnomon.attention.geometry import RowTensor
 from gnomon.attention.indices import KeySet
-from gnomon.attention.ops.fusions import IndexEntry
+from gnomon.attention.ops.fusions import IndexEntry, index_products
 from gnomon.attention.ops.values import IndexTransform
 from gnomon.attention.step import AttentionStep
 from gnomon.models.config import ModelConfig
@@ -69,8 +69,11 @@ class Indexer:
 
     def entry(
         self, h: SharedInput, q_latent: SharedInput, rotations: Rotations, step: AttentionStep
-    ) -> IndexEntry:
-        """The index keys that the step's tokens write, and the queries of the SPARSE rows."""
+    ) -> tuple[IndexEntry, Tensor | None]:
+        """The index keys that the step's tokens write, and the queries of the SPARSE rows.
+
+        With them their heads' weights [M, Hi], where one launch made them beside the keys.
+        """
         geometry, sparse = step.geometry, step.plan.sparse
         latent: Tensor | SharedInput = q_latent
         if sparse is None:
@@ -78,18 +81,34 @@ class Indexer:
         elif sparse.rows is not None:
             latent = sparse.take(RowTensor(geometry.rows, q_latent.values)).data
         query = self.query(latent, step.ops).view(-1, self.num_heads, self.key.num_outputs)
-        return IndexEntry(
+        key, weights = self._key_and_weights(h, step)
+        entry = IndexEntry(
             query=RowTensor(rotations.index_query.axis, query),
-            key=step.on_write_axis(RowTensor(geometry.rows, self.key(h, step.ops))),
+            key=step.on_write_axis(RowTensor(geometry.rows, key)),
             transform=self.transform,
             rope=(rotations.index_query, rotations.index_key),
             pool=step.pool(self.part),
             writes=geometry.writes["tokens"],
         )
+        return entry, weights
 
-    def weigh(self, h: SharedInput, query: RowTensor, step: AttentionStep) -> IndexQuery:
+    def _key_and_weights(self, h: SharedInput, step: AttentionStep) -> tuple[Tensor, Tensor | None]:
+        """Raw keys [R, Di] of all rows; their heads' weights [R, Hi] too, if all are SPARSE."""
+        sparse, weight, parts = step.plan.sparse, self.key.weight, self.head_weights.parts
+        are_all = sparse is not None and sparse.rows is None
+        if are_all and parts is not None and isinstance(weight, Tensor):
+            both = index_products(step.ops, h.values, weight, parts, self.num_heads)
+            if both is not None:
+                return both
+        return self.key(h, step.ops), None
+
+    def weigh(
+        self, h: SharedInput, query: RowTensor, weights: Tensor | None, step: AttentionStep
+    ) -> IndexQuery:
         """``query`` [M, Hi, Di] of the SPARSE rows, prepared, with their heads' weights."""
         sparse = step.plan.sparse
+        if weights is not None:
+            return IndexQuery(query, RowTensor(query.axis, weights))
         if sparse is None:
             return IndexQuery(
                 query, RowTensor(query.axis, query.data.new_empty(query.data.shape[:2]))

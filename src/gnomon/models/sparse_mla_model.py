@@ -89,13 +89,13 @@ class DecoderLayer:
         """Write the layer's cache entries; what it asks of attention."""
         q_latent, kv_raw = self.attention.enter(h, step)
         latent = self.attention.entry(kv_raw, rotations, step)
-        index = None
+        index, weights = None, None
         if self.indexer is not None:
-            index = self.indexer.entry(h, q_latent, rotations, step)
+            index, weights = self.indexer.entry(h, q_latent, rotations, step)
         query, turned = self.attention.prepare(q_latent, (latent, index), rotations, step)
         if self.indexer is None or turned is None:
             return LayerQueries(query, None)
-        return LayerQueries(query, self.indexer.weigh(h, turned, step))
+        return LayerQueries(query, self.indexer.weigh(h, turned, weights, step))
 
     def attend(self, queries: LayerQueries, keys: KeySet | None, step: AttentionStep) -> Attended:
         """Choose keys, or take those of an earlier layer; attend them."""

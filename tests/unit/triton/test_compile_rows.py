@@ -66,13 +66,19 @@ def norms() -> list[Build]:
 def routes() -> list[Build]:
     kinds = dict.fromkeys(("logits", "bias", "weights", "margins"), "*fp32")
     kinds |= {"request": "*i32", "ids": "*i64", "stride": "i32", "scale": "fp32"}
-    kinds |= {"shared_expert": "i32"}
+    kinds |= {"shared_expert": "i32", "part_stride": "i32"}
     v32 = {"K": 8, "GROUPS": 8, "WIDTH": 32, "TOP_GROUPS": 4, "GROUPS_BLOCK": 8, "WIDTH_BLOCK": 32}
     glm = {**v32, "GROUPS": 1, "WIDTH": 256, "TOP_GROUPS": 1, "GROUPS_BLOCK": 1, "WIDTH_BLOCK": 256}
     rest = {"PLACES": 9, "K_BLOCK": 16, "IS_NORMALISED": True, "HAS_REQUEST": True, "num_warps": 1}
+    whole, parts = {"PARTS": 1, "IS_EARLY": False}, {"PARTS": 16, "IS_EARLY": True}
     return [
-        build("route", route.route_kernel, kinds, **widths, **rest, WANT_MARGIN=is_asked)
-        for widths, is_asked in ((v32, True), (v32, False), (glm, False))
+        build("route", route.route_kernel, kinds, **widths, **rest, **logits, WANT_MARGIN=is_asked)
+        for widths, is_asked, logits in (
+            (v32, True, whole),
+            (v32, False, whole),
+            (v32, False, parts),
+            (glm, False, parts),
+        )
     ]
 
 

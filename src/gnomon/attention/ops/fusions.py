@@ -148,6 +148,38 @@ def route_experts(
     return chosen
 
 
+def index_products(
+    ops: Operators, x: Tensor, key: Tensor, parts: Tensor, num_heads: int
+) -> tuple[Tensor, Tensor] | None:
+    """(x · keyᵀ [M, Di], x · (sum of parts [P * Hi, K])ᵀ [M, Hi] fp32) of x [M, K].
+
+    None where no launch gives both: then they are products of their own.
+    """
+    fused = ops.fusions.get("index_products")
+    if fused is None:
+        return None
+    both: tuple[Tensor, Tensor] | None = fused(x, key, parts, num_heads)
+    return both
+
+
+def route_products(
+    ops: Operators,
+    x: Tensor,
+    parts: Tensor,
+    given: tuple[Tensor, Tensor | None],
+    rule: RouterRule,
+) -> Routing | None:
+    """Routing by the logits x · (sum of parts [P * E, K])ᵀ, ``given`` (bias, request).
+
+    None where no launch adds the logits up as it chooses: then route_experts takes them.
+    """
+    fused = ops.fusions.get("route_products")
+    if fused is None:
+        return None
+    chosen: Routing | None = fused(x, parts, *given, rule)
+    return chosen
+
+
 def prepare_attention(
     ops: Operators,
     q_rope: Tensor,

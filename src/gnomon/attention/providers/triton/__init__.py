@@ -17,6 +17,7 @@ from gnomon.attention.providers.triton import (
     index,
     linear,
     moe,
+    narrow,
     prepare,
     route,
     rows,
@@ -51,6 +52,7 @@ PROVIDER = KernelSet(
     fusions={
         **heads.FUSIONS,
         **index.FUSIONS,
+        **narrow.FUSIONS,
         **prepare.FUSIONS,
         **route.FUSIONS,
         **rows.FUSIONS,
@@ -58,5 +60,5 @@ PROVIDER = KernelSet(
         **topk.FUSIONS,
         **workspace.FUSIONS,
     },
-    by_batch=frozenset(heads.FUSIONS),
+    by_batch=frozenset({*heads.FUSIONS, *narrow.FUSIONS}),
 )

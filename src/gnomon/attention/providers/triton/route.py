@@ -2,6 +2,7 @@
 
 In:  logits [R, E] fp32, bias [E] fp32, request [R] int32 (negative in padding rows) or None, rule.
 Out: as ops/routing.py's route, ties to the lower expert; ids of a row in falling order of choice.
+`route_logits`: the same of logits whose K was cut in parts, which it adds, first to last.
 A NaN is taken last, never twice, and makes the row's weights NaN. One program per row, so a row's
 bits depend on that row alone. Maths: oracle_math.md §1.7.
 """
@@ -9,6 +10,7 @@ bits depend on that row alone. Maths: oracle_math.md §1.7.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -40,6 +42,7 @@ def route_kernel(
     weights,
     margins,
     stride,
+    part_stride,
     scale,
     shared_expert,
     K: tl.constexpr,
@@ -53,14 +56,21 @@ def route_kernel(
     IS_NORMALISED: tl.constexpr,
     HAS_REQUEST: tl.constexpr,
     WANT_MARGIN: tl.constexpr,
+    PARTS: tl.constexpr,
+    IS_EARLY: tl.constexpr,
 ):
-    """One row: GROUPS groups of WIDTH experts."""
+    """One row: GROUPS groups of WIDTH experts; logits [PARTS, rows, experts]."""
     row = tl.program_id(0).to(tl.int64)
     group = tl.arange(0, GROUPS_BLOCK)
     within = tl.arange(0, WIDTH_BLOCK)
     expert = group[:, None] * WIDTH + within[None, :]
     inside = (group < GROUPS)[:, None] & (within < WIDTH)[None, :]
-    logit = tl.load(logits + row * stride + expert, mask=inside, other=0.0).to(tl.float32)
+    if IS_EARLY:
+        tl.extra.cuda.gdc_wait()
+    here = logits + row * stride + expert
+    logit = tl.load(here, mask=inside, other=0.0).to(tl.float32)
+    for part in tl.static_range(1, PARTS):
+        logit += tl.load(here + part * part_stride, mask=inside, other=0.0).to(tl.float32)
     score = 1.0 / (1.0 + tl.exp(-logit))
     choice = score + tl.load(bias + expert, mask=inside, other=0.0).to(tl.float32)
     choice = tl.where(choice == choice, choice, NAN)
@@ -114,40 +124,48 @@ def route_kernel(
     tl.store(weights + row * PLACES + at, weight, mask=at < PLACES)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Logits:
+    """``parts`` [P, R, E] fp32, whose sum the logits are.
+
+    ``is_early``: the launch need not wait until they are there, as the kernel does.
+    """
+
+    parts: Tensor
+    is_early: bool = False
+
+
 def route_experts(
     logits: Tensor, bias: Tensor, request: Tensor | None, rule: RouterRule, want_margin: bool
 ) -> Routing:
     """As routing.route, in one launch."""
-    num_rows, num_experts = logits.shape
-    ids = torch.empty((num_rows, rule.width), dtype=torch.int64, device=logits.device)
-    weights = torch.empty((num_rows, rule.width), dtype=torch.float32, device=logits.device)
+    return route_logits(Logits(logits[None]), bias, request, rule, want_margin)
+
+
+def route_logits(
+    logits: Logits, bias: Tensor, request: Tensor | None, rule: RouterRule, want_margin: bool
+) -> Routing:
+    """The same of logits in parts."""
+    parts = logits.parts
+    num_parts, num_rows, num_experts = parts.shape
+    ids = torch.empty((num_rows, rule.width), dtype=torch.int64, device=parts.device)
+    weights = torch.empty((num_rows, rule.width), dtype=torch.float32, device=parts.device)
     margin = weights.new_empty((num_rows,)) if want_margin else None
     width = num_experts // rule.num_groups
     if num_rows:
         route_kernel[(num_rows,)](
-            logits,
-            bias,
-            ids if request is None else request,
-            ids,
-            weights,
+            parts, bias, ids if request is None else request, ids, weights,
             weights if margin is None else margin,
-            logits.stride(0),
-            float(rule.scale),
-            -1 if rule.shared_expert is None else rule.shared_expert,
-            rule.top_k,
-            rule.width,
-            rule.num_groups,
-            width,
-            rule.top_groups,
-            padded(rule.num_groups),
-            padded(width),
-            padded(rule.width),
-            rule.is_normalised,
-            request is not None,
-            want_margin,
+            parts.stride(1), parts.stride(0),
+            float(rule.scale), -1 if rule.shared_expert is None else rule.shared_expert,
+            rule.top_k, rule.width, rule.num_groups, width, rule.top_groups,
+            padded(rule.num_groups), padded(width), padded(rule.width),
+            rule.is_normalised, request is not None, want_margin,
+            num_parts, logits.is_early,
             num_warps=1 if num_experts <= 256 else 2,
+            **({"launch_pdl": True} if logits.is_early else {}),
             **UNFUSED,
-        )
+        )  # fmt: skip
     return Routing(ids, weights, margin)
 
 
