@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from gnomon.engine.captured_rows import DEFAULT_ROWS
 from gnomon.engine.config import EngineConfig, Flag, check_flags, flag_specs, parse_bytes
-from gnomon.engine.machine import GIB, Machine
+from gnomon.engine.machine import GIB, Machine, known_gpu
 from gnomon.engine.resolve import resolve
 from gnomon.errors import ConfigError
 from gnomon.models.config import ModelConfig
@@ -176,3 +177,28 @@ def test_an_index_layout_that_does_not_exist_is_refused():
 def test_weights_that_do_not_fit_are_named_as_the_cause():
     with pytest.raises(ConfigError, match=r"the weights take 9\.0 GiB and 8\.0 GiB"):
         resolve(EngineConfig(), tiny(), LAPTOP, weight_bytes=9 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("machine", "flags", "named"),
+    [
+        (LAPTOP, {}, "no CUDA graphs on device cpu"),
+        (known_gpu("h200"), {"enforce_eager": True}, "enforce_eager is on"),
+        (known_gpu("h200"), {"max_num_batched_tokens": 99}, "no step has more"),
+    ],
+)
+def test_a_wish_for_captured_prefill_is_honoured_or_refused(machine, flags, named):
+    with pytest.raises(ConfigError, match=named):
+        resolve(EngineConfig.of(max_captured_prefill_tokens=100, **flags), tiny(), machine)
+    off = resolve(EngineConfig.of(max_captured_prefill_tokens=0, **flags), tiny(), machine)
+    assert off.max_captured_prefill_tokens == 0
+    on = resolve(EngineConfig.of(max_captured_prefill_tokens=100), tiny(), known_gpu("h200"))
+    assert on.max_captured_prefill_tokens == 100
+    assert on.memory is not None
+    assert "prefill, up to 100 tokens" in "\n".join(on.memory.shown())
+
+
+def test_by_default_a_step_no_longer_than_allowed_is_captured():
+    few = resolve(EngineConfig.of(max_num_batched_tokens=300), tiny(), known_gpu("h200"))
+    assert few.max_captured_prefill_tokens == min(DEFAULT_ROWS, 300)
+    assert resolve(EngineConfig(), tiny(), LAPTOP).max_captured_prefill_tokens == 0

@@ -43,7 +43,7 @@ def names(bound: BoundOperators) -> tuple[dict[str, str], dict[str, str]]:
     return dict(usual.providers), dict(decode.providers)
 
 
-def bind(*providers: KernelSet, has_graphs: bool = False, **flags: str) -> BoundOperators:
+def bind(*providers: KernelSet, has_graphs: bool = False, **flags: Any) -> BoundOperators:
     return bind_phases(EngineConfig.of(**flags), OpNeed(), providers, has_graphs)
 
 
@@ -178,3 +178,17 @@ def test_steps_run_with_the_operators_of_their_phase() -> None:
     assert outputs(core, [request("a", prompt(9, 1), 5)]) == expected
     assert {phase for phase, rows in calls if rows == 1} == {"decode"}
     assert {phase for phase, rows in calls if rows > 1} <= {"prefill"}
+
+
+def test_parts_of_prefill_are_captured_where_their_operators_can_be() -> None:
+    attends = narrow("outside", "sparse_mla", "topk", requirement=Requirement())
+    bound = bind(PLAIN, attends, has_graphs=True)
+    assert bound.segments is bound.usual  # attention runs between the graphs
+    assert bound.graph is not None  # and decode takes what can be captured
+    assert bind(PLAIN).segments is None
+    uncaptured = narrow("uncaptured", "moe", requirement=Requirement())
+    assert bind(PLAIN, uncaptured, has_graphs=True).segments is None
+    with pytest.raises(UnsupportedError, match="moe by uncaptured cannot run inside a captured"):
+        bind(PLAIN, uncaptured, has_graphs=True, max_captured_prefill_tokens=512)
+    off = bind(PLAIN, uncaptured, has_graphs=True, max_captured_prefill_tokens=0)
+    assert off.segments is None
