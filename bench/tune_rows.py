@@ -1,15 +1,23 @@
 """Row and cache kernels of the triton provider on this GPU: one line per kernel, about 30 s.
 
-In:  nothing (CUDA). Out: per kernel and number of tokens: microseconds, GB/s (bytes read and
-     written once), and the share of what torch's copy of as many bytes reaches, timed alike.
-How: calls over as many sets of arguments as make 256 MB, so that the second-level cache is cold, in
-     one CUDA graph, so that no launch waits for Python; the median of 10 replays.
+In:  any of norms, writes, gathers (all by default); or tiles: the writes with other tiles as well.
+Out: how much of what each tile writes equals the torch provider's, byte for byte; then per kernel
+     and number of tokens: microseconds, GB/s (bytes read and written once), and the share of what
+     torch's copy of as many bytes reaches, timed alike.
+How: tiles are compiled first, by a process per core. Calls over as many sets of arguments as make
+     256 MB, so that the second-level cache is cold, in one CUDA graph, so that no launch waits for
+     Python; the median of 10 replays.
 """
 
 from __future__ import annotations
 
+import os
 import statistics
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,7 +25,9 @@ from torch import Tensor
 
 from gnomon.attention.layouts import Fp8IndexKeyLayout, Fp8LatentLayout, KVLayout, PlainLayout
 from gnomon.attention.ops.values import IndexTransform, RopeRows
+from gnomon.attention.providers import torch as torch_provider
 from gnomon.attention.providers.triton import cache, prepare, rows
+from gnomon.attention.providers.triton.cache import RowsTile
 from gnomon.attention.spec.draw import rope_rows
 
 BF16 = torch.bfloat16
@@ -95,7 +105,7 @@ def norms(n: int) -> Iterator[tuple[str, int, Callable[[], Call]]]:
     yield "rope 128 x 64 of 192", n * (4 * 128 * 64 + 512), turned
 
 
-def writes(n: int) -> Iterator[tuple[str, int, Callable[[], Call]]]:
+def writes(n: int, tile: RowsTile) -> Iterator[tuple[str, int, Callable[[], Call]]]:
     turn, index_turn = rotations(n, 64, True), rotations(n, 64, False)
     norm, weight, bias = numbers(512), numbers(128), numbers(128)
     slots = torch.randperm(n, device="cuda") + PAGE
@@ -104,13 +114,13 @@ def writes(n: int) -> Iterator[tuple[str, int, Callable[[], Call]]]:
 
         def write(latent: KVLayout = latent) -> Call:
             kv, pool = numbers(n, 2112)[:, 1536:], latent.allocate(pages, PAGE, device="cuda")
-            return lambda: cache.latent_write(kv, norm, 1e-6, turn, pool, slots)
+            return lambda: cache.latent_write(kv, norm, 1e-6, turn, pool, slots, tile)
 
         def index(key: KVLayout = key) -> Call:
             q, k, pool = numbers(n, 64, 128), numbers(n, 128), key.allocate(pages, PAGE, "cuda")
             transform = IndexTransform(weight, bias, 1e-6)
             both = index_turn, index_turn
-            return lambda: cache.index_prepare(q, k, transform, both, pool, slots)
+            return lambda: cache.index_prepare(q, k, transform, both, pool, slots, tile)
 
         def joined(latent: KVLayout = latent, key: KVLayout = key) -> Call:
             kv, heads = numbers(n, 2112)[:, 1536:], numbers(n, 128, 192)[..., 128:]
@@ -119,7 +129,7 @@ def writes(n: int) -> Iterator[tuple[str, int, Callable[[], Call]]]:
             first = (kv, norm, 1e-6, turn, pools[0], slots)
             transform, both = IndexTransform(weight, bias, 1e-6), (index_turn, index_turn)
             second = (q, k, transform, both, pools[1], slots)
-            return lambda: prepare.prepare_attention(heads, turn, first, second)
+            return lambda: prepare.prepare_attention(heads, turn, first, second, tile)
 
         latent_bytes = n * (1152 + 512 + 8 + latent.bytes_per_token)
         index_bytes = n * (4 * 64 * 128 + 256 + 1024 + 8 + key.bytes_per_token)
@@ -140,16 +150,105 @@ def gathers(n: int) -> Iterator[tuple[str, int, Callable[[], Call]]]:
         yield f"context_gather {layout.id}", n * (layout.bytes_per_token + 2 * layout.dim), gather
 
 
+def check(tile: RowsTile) -> str:
+    """Bytes and queries beside the torch provider's on the CPU: shares that are equal."""
+    n = 203
+    generator = torch.Generator().manual_seed(1)
+    kv, q, k = (
+        torch.randn(shape, generator=generator).to(BF16)
+        for shape in ((n, 576), (n, 64, 128), (n, 128))
+    )
+    kv[5, 3], kv[6, 570], q[3, 2, 5], q[4, 1] = torch.nan, torch.inf, -torch.inf, torch.nan
+    norm, weight, bias = (
+        torch.randn(width, generator=generator).to(BF16) for width in (512, 128, 128)
+    )
+    slots = torch.randperm(n, generator=generator) + PAGE
+    slots[7] = -1
+    turns = [rope_rows(list(range(n)), 64, kind) for kind in (True, False)]
+    shares = []
+    for latent, key in zip(LATENTS, KEYS, strict=True):
+        results = []
+        for device, provider in (("cpu", torch_provider), ("cuda", cache)):
+            at = [x.to(device) for x in (kv, norm, slots, q, k, weight, bias)]
+            rows_at = [
+                RopeRows(t.axis, t.cos.to(device), t.sin.to(device), t.is_interleaved)
+                for t in turns
+            ]
+            pools = [x.allocate(n // PAGE + 2, PAGE, device=device) for x in (latent, key)]
+            for pool in pools:
+                pool.storage.zero_()
+            extra = (tile,) if device == "cuda" else ()
+            provider.latent_write(at[0], at[1], 1e-6, rows_at[0], pools[0], at[2], *extra)
+            transform, both = IndexTransform(at[5], at[6], 1e-6), (rows_at[1], rows_at[1])
+            turned = provider.index_prepare(at[3], at[4], transform, both, pools[1], at[2], *extra)
+            results.append([pools[0].storage.cpu(), pools[1].storage.cpu(), turned.cpu()])
+        for a, b in zip(*results, strict=True):
+            same = (a == b) | ((a != a) & (b != b))
+            shares.append(same.float().mean().item())
+    return " ".join(f"{share:.5f}" for share in shares)
+
+
+def show(
+    name: str, n: int, num_bytes: int, make: Callable[[], Call], known: dict[int, float]
+) -> None:
+    """One line."""
+    took = microseconds([make() for _ in range(sets_for(num_bytes))])
+    speed = num_bytes / took / 1e3
+    share = speed / copy_speed(num_bytes, known)
+    print(f"{name:48} {n:7} {took:8.2f} {speed:7.0f} {share:8.2f}", flush=True)
+    torch.cuda.empty_cache()
+
+
+TILES = [
+    cache.TILE,
+    *(replace(cache.TILE, latents=rows) for rows in (1, 2, 8, 16)),
+    *(
+        replace(cache.TILE, latents=rows, keys=2, heads=16, turned=16, num_warps=2)
+        for rows in (1, 2, 4)
+    ),
+    *(
+        replace(cache.TILE, latents=rows, keys=1, heads=8, turned=16, num_warps=1)
+        for rows in (1, 2, 4)
+    ),
+    replace(cache.TILE, keys=8, heads=16, turned=64),
+    replace(cache.TILE, keys=16, heads=64, turned=128),
+    replace(cache.TILE, latents=8, keys=8, heads=32, turned=32, num_warps=8),
+]
+
+
+def compile_all() -> None:
+    """Every tile's kernels into Triton's cache, by a process per core."""
+    num_shares = min(len(TILES), max(1, (os.cpu_count() or 2) - 1))
+    command = [sys.executable, __file__, "--share"]
+    shares = [subprocess.Popen([*command, str(i), str(num_shares)]) for i in range(num_shares)]
+    for process in shares:
+        process.wait()
+
+
 def main() -> None:
-    known: dict[int, float] = {}
-    print(f"{'kernel':36} {'tokens':>7} {'us':>8} {'GB/s':>7} {'of copy':>8}")
-    for n in (64, 4096, 16384):
-        for name, num_bytes, make in (*norms(n), *writes(n), *gathers(n)):
-            time = microseconds([make() for _ in range(sets_for(num_bytes))])
-            speed = num_bytes / time / 1e3
-            share = speed / copy_speed(num_bytes, known)
-            print(f"{name:36} {n:7} {time:8.2f} {speed:7.0f} {share:8.2f}", flush=True)
-            torch.cuda.empty_cache()
+    kinds, known, begin = sys.argv[1:], dict[int, float](), time.time()
+    if "--share" in kinds:
+        for tile in TILES[int(kinds[1]) :: int(kinds[2])]:
+            for _, _, make in writes(64, tile):
+                make()()
+        return
+    tiles = TILES if "tiles" in kinds else [cache.TILE]
+    if "tiles" in kinds:
+        compile_all()
+        print(f"compiled in {time.time() - begin:.0f} s", flush=True)
+    for tile in tiles:
+        print(f"equal to the definition: {check(tile)}  {tile}", flush=True)
+    print(f"{'kernel':48} {'tokens':>7} {'us':>8} {'GB/s':>7} {'of copy':>8}")
+    for n in (64, 4096, 8192, 16384):
+        cells = [*norms(n)] if "norms" in kinds or not kinds else []
+        cells += [*gathers(n)] if "gathers" in kinds or not kinds else []
+        for name, num_bytes, make in cells:
+            show(name, n, num_bytes, make, known)
+        for tile in tiles if not (set(kinds) and set(kinds) <= {"norms", "gathers"}) else ():
+            mark = f" {tile.latents}/{tile.keys}/{tile.heads}/{tile.turned} w{tile.num_warps}"
+            for name, num_bytes, make in writes(n, tile):
+                show(name + mark, n, num_bytes, make, known)
+    print(f"done in {time.time() - begin:.0f} s")
 
 
 if __name__ == "__main__":

@@ -32,8 +32,23 @@ def scale(x, out, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def round(x, out, cast, BLOCK: tl.constexpr):
+def code_scale(amax, out, BLOCK: tl.constexpr):
     at = tl.arange(0, BLOCK) + tl.program_id(0) * BLOCK
+    exponent = language.e4m3_exponent(tl.load(amax + at))
+    tl.store(out + at, language.from_exponent(exponent))
+
+
+@triton.jit
+def amax(x, out, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.arange(0, ROWS)
+    block = tl.load(x + row[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :])
+    tl.store(out + row, language.finite_amax(block, 1))
+
+
+@triton.jit
+def round(x, out, cast, wide, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK) + tl.program_id(0) * BLOCK
+    tl.store(wide + at, language.rounded(tl.load(x + at), out.dtype.element_ty))
     tl.store(out + at, language.round_to(tl.load(x + at), out.dtype.element_ty))
     tl.store(cast + at, tl.load(x + at).to(out.dtype.element_ty))
 

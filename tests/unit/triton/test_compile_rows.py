@@ -7,6 +7,7 @@ No spills, shared memory within limits. The widths are V3.2's and GLM-5's: hidde
 from __future__ import annotations
 
 from gnomon.attention.providers.triton import (
+    cache,
     cache_gather,
     cache_kernels,
     prepare,
@@ -19,12 +20,13 @@ from tests.unit.triton.ahead_of_time import Build, compile_all, faults
 
 PACKAGE = "gnomon.attention.providers.triton"
 FP8 = {"RANK": 512, "ROPE": 64, "GROUP": 128, "GROUPS_BLOCK": 4, "GROUP_BLOCK": 128}
+WRITTEN = {"ROWS_BLOCK": cache.TILE.latents, "num_warps": cache.TILE.num_warps}
 PLAIN = {"RANK": 512, "ROPE": 64, "GROUP": 512, "GROUPS_BLOCK": 1, "GROUP_BLOCK": 512}
 INDEX = {"HEADS": 64, "DI": 128, "DIM": 64, "BLOCK": 128, "SCALE": 128**-0.5, "PAGE": 64}
 QUERIES = {
     "X_HEADS": 128,
     "X_DIM": 64,
-    "X_HEADS_BLOCK": 32,
+    "X_HEADS_BLOCK": cache.TILE.turned,
     "X_BLOCK": 64,
     "IS_X_INTERLEAVED": True,
 }
@@ -102,9 +104,10 @@ def writes(arch: int = 90) -> list[Build]:
     kinds = {**half, **turn, **sizes, **strides, "slots": "*i64", "eps": "fp32"}
     packed, plain = {**kinds, "pool": "*u8"}, {**kinds, "pool": "*bf16"}
     native = {"NATIVE": arch >= 89, "arch": arch}
-    latent = {"ROPE_BLOCK": 64, "IS_INTERLEAVED": True, "PAGE": 64, **native}
-    many, dotted = {"HEADS_BLOCK": 32, "KEYS_BLOCK": 4}, {"HEADS_BLOCK": 16, "KEYS_BLOCK": 16}
-    index = {**INDEX, **TURNED, **native}
+    latent = {"ROPE_BLOCK": 64, "IS_INTERLEAVED": True, "PAGE": 64, **native, **WRITTEN}
+    many = {"HEADS_BLOCK": cache.TILE.heads, "KEYS_BLOCK": cache.TILE.keys}
+    dotted = {"HEADS_BLOCK": 16, "KEYS_BLOCK": 16}
+    index = {**INDEX, **TURNED, **native, "num_warps": cache.TILE.num_warps}
     latent_write, prepare = cache_kernels.latent_write_kernel, cache_kernels.index_prepare_kernel
     return [
         build("cache_kernels", latent_write, packed, **FP8, **latent, WIDTH=656, IS_PACKED=True),
@@ -137,12 +140,14 @@ def joined(arch: int = 90) -> list[Build]:
     names = prepare.prepare_attention_kernel.arg_names
     turn = {name: "*fp32" for name in names if name.endswith(("cos", "sin"))}
     sizes = {name: "i32" for name in names if name.startswith("num_") or "stride" in name}
-    sizes |= {"key_programs": "i32", "query_programs": "i32", "eps": "fp32", "k_eps": "fp32"}
+    sizes |= {name: "i32" for name in names if name.endswith("_programs")}
+    sizes |= {"eps": "fp32", "k_eps": "fp32"}
     kinds = {**half, **turn, **sizes, "q_out": "*bf16", "slots": "*i64", "k_slots": "*i64"}
     packed = {**kinds, "pool": "*u8", "k_pool": "*u8"}
     plain = {**kinds, "pool": "*bf16", "k_pool": "*bf16"}
     native = {"NATIVE": arch >= 89, "IS_K_NATIVE": arch >= 89, "arch": arch}
-    index = {**INDEX, **TURNED, "K_PAGE": 64, "HEADS_BLOCK": 32, "KEYS_BLOCK": 4}
+    index = {**INDEX, **TURNED, "K_PAGE": 64, **WRITTEN}
+    index |= {"HEADS_BLOCK": cache.TILE.heads, "KEYS_BLOCK": cache.TILE.keys}
     given = {**index, **QUERIES, "ROPE_BLOCK": 64, "IS_INTERLEAVED": True, **native}
     given |= {"HAS_HADAMARD": False}
     kernel = prepare.prepare_attention_kernel

@@ -54,6 +54,23 @@ def test_scales_are_those_of_the_layouts() -> None:
     assert torch.equal(found, float8.ceil_power_of_two(x))
 
 
+def test_scales_of_codes_are_those_of_the_rounded_quotient() -> None:
+    edges = 448.0 * torch.arange(-90.0, 100.0).exp2()
+    near = [torch.nextafter(edges, torch.full_like(edges, end)) for end in (0.0, math.inf)]
+    x = torch.cat((edges, *near, numbers().abs().nan_to_num(1.0, 1.0, 1.0).clamp_min(1e-30)))
+    x = x[: len(x) // probes.BLOCK * probes.BLOCK].contiguous()
+    found = torch.empty(len(x))
+    probes.code_scale[(len(x) // probes.BLOCK,)](x, found, probes.BLOCK)
+    assert torch.equal(found, float8.ceil_power_of_two(x / 448.0))
+
+
+def test_the_largest_magnitude_leaves_out_what_is_not_finite() -> None:
+    x = torch.tensor([[1.0, -3.0, 2.0, 0.0], [math.nan, -1.0, -math.inf, 0.5], [math.inf] * 4])
+    found = torch.empty(4)
+    probes.amax[(1,)](torch.cat((x, -x[:1])), found, 4, 4)
+    assert found.tolist() == [3.0, 1.0, 0.0, 3.0]
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_rounding_is_to_nearest_even(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
@@ -61,7 +78,9 @@ def test_rounding_is_to_nearest_even(dtype: torch.dtype) -> None:
     ties = (bits & ~0x7FFF) | 0x8000
     x = torch.cat((bits[:2048], ties[2048:])).to(torch.int32).view(torch.float32)
     found, cast = torch.empty(len(x), dtype=dtype), torch.empty(len(x), dtype=dtype)
-    probes.round[(len(x) // probes.BLOCK,)](x, found, cast, probes.BLOCK)
+    wide = torch.empty(len(x))
+    probes.round[(len(x) // probes.BLOCK,)](x, found, cast, wide, probes.BLOCK)
+    torch.testing.assert_close(wide, x.to(dtype).float(), rtol=0, atol=0, equal_nan=True)
     torch.testing.assert_close(found, x.to(dtype), rtol=0, atol=0, equal_nan=True)
     torch.testing.assert_close(cast, x.to(dtype), rtol=0, atol=0, equal_nan=True)
 

@@ -25,35 +25,52 @@ from gnomon.attention.providers.triton.cache_kernels import (
 )
 from gnomon.attention.providers.triton.language import UNFUSED, padded
 from gnomon.attention.providers.triton.layout_rows import PoolView
-from gnomon.attention.providers.triton.rows import NUM_WARPS, heads_of
+from gnomon.attention.providers.triton.rows import heads_of
 
-KEYS_BLOCK = 4  # index keys that one program writes; 16 where they pass through a dot
-HEADS_BLOCK = 32  # index heads that one program turns; 16 through a dot
+
+@dataclass(frozen=True, slots=True)
+class RowsTile:
+    """What a program does at once: rows of latents, of index keys, index heads of one row.
+
+    Where they pass through a dot (Hadamard), 16 keys and 16 heads. ``turned``: attention heads of
+    one row. One tile for every number of rows: a row's bits hang on the tile.
+    """
+
+    latents: int
+    keys: int
+    heads: int
+    turned: int
+    num_warps: int
+
+
+TILE = RowsTile(latents=4, keys=4, heads=32, turned=32, num_warps=4)
 
 
 @dataclass(frozen=True, slots=True)
 class LatentShape:
-    """Constants of a latent write, in the order of the kernel's arguments from RANK on."""
+    """Constants of a latent write, in the order of the kernel's arguments from ROWS_BLOCK on."""
 
+    rows: int
     rank: int
     rope: int
     view: PoolView
     is_interleaved: bool
 
     def constants(self) -> tuple[int | bool, ...]:
-        """RANK .. NATIVE."""
+        """ROWS_BLOCK .. NATIVE."""
         view = self.view
         group = view.group or self.rank
         groups = padded(self.rank // group)
         blocks = (group, groups, padded(group), padded(self.rope))
         store = (view.page_size, view.width, view.is_packed, view.is_native)
-        return (self.rank, self.rope, *blocks, self.is_interleaved, *store)
+        return (self.rows, self.rank, self.rope, *blocks, self.is_interleaved, *store)
 
 
 @dataclass(frozen=True, slots=True)
 class IndexShape:
     """Constants of an index preparation, in the order of the kernel's arguments from HEADS on."""
 
+    tile: RowsTile
     num_heads: int
     dim: int
     rope: int
@@ -64,12 +81,12 @@ class IndexShape:
     @property
     def keys_block(self) -> int:
         """Keys a program writes: a dot needs 16 rows."""
-        return 16 if self.has_hadamard else KEYS_BLOCK
+        return 16 if self.has_hadamard else self.tile.keys
 
     @property
     def heads_block(self) -> int:
         """Heads a program turns."""
-        return 16 if self.has_hadamard else padded(min(self.num_heads, HEADS_BLOCK))
+        return 16 if self.has_hadamard else padded(min(self.num_heads, self.tile.heads))
 
     @property
     def heads_programs(self) -> int:
@@ -91,24 +108,26 @@ def latent_write(
     rows: RopeRows,
     pool: PagedPool,
     slots: Tensor,
+    tile: RowsTile = TILE,
 ) -> None:
     """Write [rms_norm(c) | rope(kr)] of kv [N, D_c + D_r] at slots [N]."""
     if not kv.shape[0]:
         return
     kv, view = with_neighbours(kv), PoolView.of(pool)
-    shape = LatentShape(norm_weight.shape[0], rows.dim, view, rows.is_interleaved)
-    latent_write_kernel[(kv.shape[0],)](
+    shape = LatentShape(tile.latents, norm_weight.shape[0], rows.dim, view, rows.is_interleaved)
+    latent_write_kernel[(triton.cdiv(kv.shape[0], tile.latents),)](
         kv,
         norm_weight,
         rows.cos,
         rows.sin,
         slots,
         view.data,
+        kv.shape[0],
         kv.stride(0),
         view.stride,
         eps,
         *shape.constants(),
-        num_warps=NUM_WARPS,
+        num_warps=tile.num_warps,
         **UNFUSED,
     )
 
@@ -120,13 +139,14 @@ def index_prepare(
     rows: tuple[RopeRows, RopeRows],
     pool: PagedPool,
     slots: Tensor,
+    tile: RowsTile = TILE,
 ) -> Tensor:
     """Norm the keys k [N, Di], rotate (and Hadamard) both, write the keys, return the queries."""
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     heads, k, view = heads_of(q) if q.numel() else q, with_neighbours(k), PoolView.of(pool)
     interleaved = (rows[0].is_interleaved, rows[1].is_interleaved)
     shape = IndexShape(
-        q.shape[1], q.shape[2], rows[0].dim, transform.has_hadamard, view, interleaved
+        tile, q.shape[1], q.shape[2], rows[0].dim, transform.has_hadamard, view, interleaved
     )
     key_programs = triton.cdiv(k.shape[0], shape.keys_block)
     programs = key_programs + q.shape[0] * shape.heads_programs
@@ -151,7 +171,7 @@ def index_prepare(
             view.stride,
             transform.norm_eps,
             *shape.constants(),
-            num_warps=NUM_WARPS,
+            num_warps=tile.num_warps,
             **UNFUSED,
         )
     return out

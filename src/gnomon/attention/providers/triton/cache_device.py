@@ -1,4 +1,4 @@
-"""What one program does for the cache: write a latent, write some index keys, turn index queries.
+"""What one program does for the cache: write latents, write index keys, turn index queries.
 
 In:  whole arrays with their strides, the program's row or block of rows. Out: bytes of pools, and
      the turned queries. Kernels (cache.py, prepare.py) put these together into launches.
@@ -12,29 +12,31 @@ import triton
 import triton.language as tl
 
 from gnomon.attention.layouts import fp8_ds_mla_656
-from gnomon.attention.providers.triton.language import round_to
+from gnomon.attention.providers.triton.language import round_to, rounded
 from gnomon.attention.providers.triton.layout_rows import (
     clear_empty_rope,
+    pack_latent,
     round_as_index,
     store_index_keys,
-    store_latent,
     store_latent_rope,
     token_at,
 )
 from gnomon.attention.providers.triton.rows_device import (
     hadamard,
-    layer_normed,
     neighbours,
     partner_of,
+    rotated,
     rotated_heads,
+    turns,
 )
 
 EMPTY_ROPE_SLOT = tl.constexpr(fp8_ds_mla_656.EMPTY_ROPE_SLOT)
 
 
 @triton.jit
-def write_latent(
-    row,
+def write_latents(
+    first,
+    num_rows,
     kv,
     weight,
     cos,
@@ -44,6 +46,7 @@ def write_latent(
     kv_stride,
     pool_stride,
     eps,
+    ROWS_BLOCK: tl.constexpr,
     RANK: tl.constexpr,
     ROPE: tl.constexpr,
     GROUP: tl.constexpr,
@@ -56,49 +59,52 @@ def write_latent(
     IS_PACKED: tl.constexpr,
     NATIVE: tl.constexpr,
 ):
-    """Norm, rotate and store row ``row`` of kv [N, RANK + ROPE]; a slot < 0 stores nothing.
+    """Norm, rotate and store rows first .. first + ROWS_BLOCK − 1 of kv [N, RANK + ROPE].
 
-    A plain pool is one group: GROUP = RANK.
+    A slot < 0 stores nothing. A plain pool is one group: GROUP = RANK. Everything is asked for
+    before anything is waited for: a program's time is that of its loads one after another. Masks
+    have the block's whole shape, so that one layout of its numbers over the threads serves all.
     """
-    slot = tl.load(slots + row)
-    if slot >= 0:
-        here = kv + row * kv_stride
-        group = tl.arange(0, GROUPS_BLOCK)[:, None]
-        within = tl.arange(0, GROUP_BLOCK)[None, :]
-        column = group * GROUP + within
-        inside = (within < GROUP) & (column < RANK)
-        value = tl.load(here + column, mask=inside, other=0.0).to(tl.float32)
-        scale = tl.rsqrt(tl.sum(tl.sum(value * value, 1), 0) / RANK + eps)
-        gain = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
-        latent = round_to(value * scale * gain, kv.dtype.element_ty).to(tl.float32)
-        token = token_at(pool, slot, pool_stride, PAGE, WIDTH)
+    row = first + tl.arange(0, ROWS_BLOCK).to(tl.int64)
+    is_row = row < num_rows
+    slot = tl.load(slots + row, mask=is_row, other=-1)
+    here = kv + row * kv_stride
+    at = tl.arange(0, GROUPS_BLOCK * GROUP_BLOCK)[None, :]
+    column = at
+    if GROUP != GROUP_BLOCK:
+        column = tl.where(
+            at % GROUP_BLOCK < GROUP, at // GROUP_BLOCK * GROUP + at % GROUP_BLOCK, RANK
+        )
+    inside = is_row[:, None] & (column < RANK)
+    value = tl.load(here[:, None] + column, mask=inside, other=0.0).to(tl.float32)
+    gain = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    token = token_at(pool, slot, pool_stride, PAGE, WIDTH)
+    is_kept = slot >= 0
+    if ROPE > 0:
+        place = tl.arange(0, ROPE_BLOCK)[None, :]
+        turn = (row * ROPE)[:, None]
+        turning = is_row[:, None] & (place < ROPE)
+        c, s = turns(cos + turn, sin + turn, place, is_row[:, None], ROPE)
+        turned = rotated((here + RANK)[:, None], c, s, turning, place, ROPE, IS_INTERLEAVED)
+        rope = rounded(turned, kv.dtype.element_ty)
         if IS_PACKED:
-            store_latent(token, latent, RANK, GROUP, NATIVE)
+            store_latent_rope(token, rope, is_kept, RANK, GROUP, ROPE)
         else:
-            tl.store(token + column, round_to(latent, pool.dtype.element_ty), mask=inside)
-        if IS_PACKED and ROPE == 0 and WIDTH > RANK + RANK // GROUP * 4:
-            clear_empty_rope(token, RANK, GROUP, EMPTY_ROPE_SLOT)
-        if ROPE > 0:
-            at = tl.arange(0, ROPE_BLOCK)[None, :]
-            turned = rotated_heads(
-                here + RANK,
-                cos + row * ROPE,
-                sin + row * ROPE,
-                0,
-                0,
-                1,
-                ROPE,
-                ROPE,
-                1,
-                ROPE_BLOCK,
-                IS_INTERLEAVED,
-            )
-            rope = round_to(turned, kv.dtype.element_ty).to(tl.float32)
-            if IS_PACKED:
-                store_latent_rope(token, rope, RANK, GROUP, ROPE)
-            else:
-                rounded = round_to(rope, pool.dtype.element_ty)
-                tl.store(token + RANK + at, rounded, mask=at < ROPE)
+            stored = is_kept[:, None] & (place < ROPE)
+            to = (token + RANK)[:, None] + place
+            tl.store(to, round_to(rope, pool.dtype.element_ty), mask=stored)
+    scale = tl.rsqrt(tl.sum(value * value, 1) / RANK + eps)
+    latent = rounded(value * scale[:, None] * gain, kv.dtype.element_ty)
+    stored = is_kept[:, None] & (column < RANK)
+    if IS_PACKED:
+        shape: tl.constexpr = (ROWS_BLOCK, GROUPS_BLOCK, GROUP_BLOCK)
+        codes = pack_latent(token, tl.reshape(latent, shape), is_kept, RANK, GROUP, NATIVE)
+        codes = tl.reshape(codes, latent.shape)
+        tl.store(token[:, None] + column, codes, mask=stored)
+        if ROPE == 0 and WIDTH > RANK + RANK // GROUP * 4:
+            clear_empty_rope(token, is_kept, RANK, GROUP, EMPTY_ROPE_SLOT)
+    else:
+        tl.store(token[:, None] + column, round_to(latent, pool.dtype.element_ty), mask=stored)
 
 
 @triton.jit
@@ -134,23 +140,29 @@ def write_index_keys(
     inside = is_row[:, None] & (column < DI)
     here = k + row[:, None] * k_stride
     value = tl.load(here + column, mask=inside, other=0.0).to(tl.float32)
+    w = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    b = tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
+    if DIM > 0:
+        turn = (row * DIM)[:, None]
+        c, s = turns(cos + turn, sin + turn, column, is_row[:, None], DIM)
+        if not IS_INTERLEAVED:
+            beside = partner_of(column, DIM)
+            other = tl.load(here + beside, mask=inside, other=0.0).to(tl.float32)
+            other_w = tl.load(weight + beside, mask=inside, other=0.0).to(tl.float32)
+            other_b = tl.load(bias + beside, mask=inside, other=0.0).to(tl.float32)
     mean = tl.sum(value, 1)[:, None] / DI
     spread = tl.where(inside, value - mean, 0.0)
     scale = tl.rsqrt(tl.sum(spread * spread, 1)[:, None] / DI + eps)
-    key = layer_normed(here, mean, scale, weight, bias, column, inside)
+    key = tl.where(inside, (value - mean) * scale * w + b, 0.0)
     if DIM > 0:
         if IS_INTERLEAVED:
             partner = neighbours(key)
         else:
-            beside = partner_of(column, DIM)
-            partner = layer_normed(here, mean, scale, weight, bias, beside, inside)
-        turning = is_row[:, None] & (column < DIM)
-        c = tl.load(cos + row[:, None] * DIM + column, mask=turning, other=1.0).to(tl.float32)
-        s = tl.load(sin + row[:, None] * DIM + column, mask=turning, other=0.0).to(tl.float32)
+            partner = tl.where(inside, (other - mean) * scale * other_w + other_b, 0.0)
         key = key * c + partner * s
     if HAS_HADAMARD:
         key = hadamard(key, BLOCK, SCALE, k.dtype.element_ty != tl.float32)
-    key = round_to(key, k.dtype.element_ty).to(tl.float32)
+    key = rounded(key, k.dtype.element_ty)
     if IS_PACKED:
         store_index_keys(pool, slot, key, pool_stride, PAGE, DI, NATIVE)
     else:
@@ -196,10 +208,10 @@ def turn_index_queries(
     )
     if HAS_HADAMARD:
         value = hadamard(value, BLOCK, SCALE, q.dtype.element_ty != tl.float32)
-    value = round_to(value, q.dtype.element_ty)
     if IS_ROUNDED:
-        value = round_to(round_as_index(value.to(tl.float32), NATIVE), q.dtype.element_ty)
+        value = round_as_index(rounded(value, q.dtype.element_ty), NATIVE)
     head = first + tl.arange(0, HEADS_BLOCK)[:, None]
     column = tl.arange(0, BLOCK)[None, :]
     inside = (head < HEADS) & (column < DI)
-    tl.store(out + (row * HEADS + head) * DI + column, value, mask=inside)
+    place = out + (row * HEADS + head) * DI + column
+    tl.store(place, round_to(value, q.dtype.element_ty), mask=inside)

@@ -12,11 +12,11 @@ import triton.language as tl
 from gnomon.attention.providers.triton.cache_device import (
     turn_index_queries,
     write_index_keys,
-    write_latent,
+    write_latents,
 )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def latent_write_kernel(
     kv,
     weight,
@@ -24,9 +24,11 @@ def latent_write_kernel(
     sin,
     slots,
     pool,
+    num_rows,
     kv_stride,
     pool_stride,
     eps,
+    ROWS_BLOCK: tl.constexpr,
     RANK: tl.constexpr,
     ROPE: tl.constexpr,
     GROUP: tl.constexpr,
@@ -39,9 +41,10 @@ def latent_write_kernel(
     IS_PACKED: tl.constexpr,
     NATIVE: tl.constexpr,
 ):
-    """One row a program."""
-    write_latent(
-        tl.program_id(0).to(tl.int64),
+    """ROWS_BLOCK rows a program."""
+    write_latents(
+        tl.program_id(0) * ROWS_BLOCK,
+        num_rows,
         kv,
         weight,
         cos,
@@ -51,6 +54,7 @@ def latent_write_kernel(
         kv_stride,
         pool_stride,
         eps,
+        ROWS_BLOCK,
         RANK,
         ROPE,
         GROUP,

@@ -2,8 +2,8 @@
 GPU and under the interpreter.
 
 In:  blocks inside kernels; on the host, widths and devices.
-Out: `dot` (IEEE, never TF32), `round_to` (nearest, ties to even), `encode_e4m3`, `decode_e4m3`,
-     `power_of_two_scale` (the arithmetic of layouts/float8.py, to the bit).
+Out: `dot` (IEEE, never TF32), `round_to` and `rounded` (nearest, ties to even), `finite_amax`,
+     `encode_e4m3`, `decode_e4m3`, scales (the arithmetic of layouts/float8.py, to the bit).
 Interpreter (TRITON_INTERPRET=1 before triton is first imported): arithmetic on bf16 blocks acts on
      their bits, a cast to bf16 truncates and one to fp8 loses carries. So kernels cast to fp32
      right after each load, and cast down through `round_to` only.
@@ -71,9 +71,42 @@ def round_to(x, dtype: tl.constexpr):
 
 
 @triton.jit
+def rounded(x, dtype: tl.constexpr):
+    """fp32 block ``x`` rounded to ``dtype`` as `round_to` does, in fp32 again."""
+    if dtype == tl.bfloat16 and not INTERPRETED:
+        # Two numbers a conversion: apart, each takes one at a quarter of the rate.
+        bits = tl.inline_asm_elementwise(
+            """{
+            .reg .b32 both;
+            cvt.rn.bf16x2.f32 both, $3, $2;
+            shl.b32 $0, both, 16;
+            and.b32 $1, both, 0xffff0000;
+            }""",
+            "=r,=r,r,r",
+            [x.to(tl.uint32, bitcast=True)],
+            dtype=tl.uint32,
+            is_pure=True,
+            pack=2,
+        )
+        return bits.to(tl.float32, bitcast=True)
+    else:
+        return round_to(x, dtype).to(tl.float32)
+
+
+@triton.jit
 def is_finite(x):
     """Whether fp32 numbers are neither NaN nor infinite."""
     return (x.to(tl.uint32, bitcast=True) & 0x7FFFFFFF) < 0x7F800000
+
+
+@triton.jit
+def finite_amax(x, axis: tl.constexpr):
+    """Largest finite magnitude of ``x`` along ``axis``; 0, or NaN on a GPU, if there is none."""
+    if INTERPRETED:
+        return tl.max(tl.where(is_finite(x), tl.abs(x), 0.0), axis)
+    else:
+        # A number that is not finite times 0 is NaN, which the maximum leaves out.
+        return tl.max(tl.fma(x, 0.0, tl.abs(x)), axis)
 
 
 @triton.jit
@@ -99,12 +132,30 @@ def power_of_two_scale(x):
 
 
 @triton.jit
+def e4m3_exponent(amax):
+    """Biased exponent, int32, of the least power of two that is >= amax / 448, for normal ``amax``.
+
+    448 is 1.75 · 2^8: the quotient passes a power of two where the fraction passes 0.75. Rounding
+    the quotient first, as layouts/float8.py does, changes nothing: no fp32 number is so near above
+    448 · 2^k that its quotient rounds to 2^k.
+    """
+    return ((amax.to(tl.int32, bitcast=True) + 0x1FFFFF) >> 23) - 8
+
+
+@triton.jit
+def from_exponent(exponent):
+    """2^(exponent − 127) in fp32, of int32 exponents 1 .. 254."""
+    return (exponent << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def encode_e4m3(x, NATIVE: tl.constexpr):
     """e4m3 codes (uint8) of fp32 ``x``, scaled already: clamped to ±448; 0x7f if not finite."""
-    clamped = tl.minimum(tl.maximum(tl.where(is_finite(x), x, 0.0), -448.0), 448.0)
     if NATIVE and not INTERPRETED:
-        codes = clamped.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
+        # The conversion clamps and gives 0x7f for NaN, which x + 0 · x makes of infinities as well.
+        return tl.fma(x, 0.0, x).to(tl.float8e4nv).to(tl.uint8, bitcast=True)
     else:
+        clamped = tl.minimum(tl.maximum(tl.where(is_finite(x), x, 0.0), -448.0), 448.0)
         size = tl.abs(clamped)
         bits = size.to(tl.uint32, bitcast=True)
         # At least 2^-6: cut three mantissa bits out, to even, and move the bias from 127 to 7.
@@ -114,7 +165,7 @@ def encode_e4m3(x, NATIVE: tl.constexpr):
         magnitude = tl.where(size < 0.015625, small, normal)
         sign = (clamped.to(tl.uint32, bitcast=True) >> 24) & 0x80
         codes = (magnitude | sign).to(tl.uint8)
-    return tl.where(is_finite(x), codes, 0x7F).to(tl.uint8)
+        return tl.where(is_finite(x), codes, 0x7F).to(tl.uint8)
 
 
 @triton.jit

@@ -18,10 +18,11 @@ from torch import Tensor
 from gnomon.attention.layouts import Fp8IndexKeyLayout, Fp8LatentLayout, PagedPool, PlainLayout
 from gnomon.attention.providers.triton.language import (
     decode_e4m3,
+    e4m3_exponent,
     encode_e4m3,
+    finite_amax,
+    from_exponent,
     has_native_fp8,
-    is_finite,
-    power_of_two_scale,
     round_to,
 )
 from gnomon.errors import UnsupportedError
@@ -76,60 +77,62 @@ def token_at(pool, slot, stride, PAGE: tl.constexpr, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def latent_scale(amax):
-    """Scale of a group of latents (fp8_ds_mla)."""
-    return power_of_two_scale(tl.maximum(tl.div_rn(amax, 448.0), 1e-4))
+def latent_exponent(amax):
+    """Exponent of the scale of a group of latents (fp8_ds_mla): at least that of 2^-13 >= 1e-4."""
+    return tl.maximum(e4m3_exponent(amax), 114)
 
 
 @triton.jit
-def index_scale(amax):
-    """Scale of an index key or query (index_k)."""
-    return power_of_two_scale(tl.div_rn(tl.maximum(amax, 1e-4), 448.0))
+def index_exponent(amax):
+    """Exponent of the scale of an index key or query (index_k)."""
+    return e4m3_exponent(tl.maximum(amax, 1e-4))
 
 
 @triton.jit
-def finite_amax(x, axis: tl.constexpr):
-    """Largest finite magnitude of ``x`` along ``axis``; 0 if there is none."""
-    return tl.max(tl.where(is_finite(x), tl.abs(x), 0.0), axis)
+def inverse_of(exponent):
+    """1 / 2^(exponent − 127), exactly."""
+    return from_exponent(254 - exponent)
 
 
 @triton.jit
-def store_latent(
+def pack_latent(
     token,
     latent,
+    is_there,
     RANK: tl.constexpr,
     GROUP: tl.constexpr,
     NATIVE: tl.constexpr,
 ):
-    """Store one packed token's latents: fp32 [groups, columns] blocks, padded to powers of two.
+    """Codes of packed tokens' latents, fp32 [N, groups, columns]; stores their scales.
 
-    ``token``: address of its first byte. Rows from RANK / GROUP on and columns from GROUP on are
-    padding, of zeros.
+    ``token`` [N]: addresses of their first bytes, where the codes go. Groups from RANK / GROUP on
+    and columns from GROUP on are padding, of zeros.
     """
-    group = tl.arange(0, latent.shape[0])[:, None]
-    column = tl.arange(0, latent.shape[1])[None, :]
-    scale = latent_scale(finite_amax(latent, 1))
-    codes = encode_e4m3(latent * tl.div_rn(1.0, scale)[:, None], NATIVE)
-    inside = (column < GROUP) & (group * GROUP < RANK)
-    tl.store(token + group * GROUP + column, codes, mask=inside)
-    number = tl.arange(0, latent.shape[0])
-    scales = (token + RANK).to(tl.pointer_type(tl.float32))
-    tl.store(scales + number, scale, mask=number * GROUP < RANK)
+    exponent = latent_exponent(finite_amax(latent, 2))
+    number = tl.arange(0, latent.shape[1])[None, :]
+    scales = (token + RANK).to(tl.pointer_type(tl.float32))[:, None] + number
+    known = is_there[:, None] & (number * GROUP < RANK)
+    tl.store(scales, from_exponent(exponent), mask=known)
+    return encode_e4m3(latent * inverse_of(exponent)[:, :, None], NATIVE)
 
 
 @triton.jit
-def store_latent_rope(token, rope, RANK: tl.constexpr, GROUP: tl.constexpr, ROPE: tl.constexpr):
-    """Store one packed token's rope part: fp32 [1, columns], padded; kept as bf16."""
+def store_latent_rope(
+    token, rope, is_there, RANK: tl.constexpr, GROUP: tl.constexpr, ROPE: tl.constexpr
+):
+    """Store packed tokens' rope parts: fp32 [N, columns], padded; kept as bf16."""
     column = tl.arange(0, rope.shape[1])[None, :]
     place = (token + (RANK + RANK // GROUP * 4)).to(tl.pointer_type(tl.bfloat16))
-    tl.store(place + column, round_to(rope, tl.bfloat16), mask=column < ROPE)
+    inside = is_there[:, None] & (column < ROPE)
+    tl.store(place[:, None] + column, round_to(rope, tl.bfloat16), mask=inside)
 
 
 @triton.jit
-def clear_empty_rope(token, RANK: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr):
-    """Zero the rope slot of one packed token that has no rope; BLOCK: its bf16 numbers."""
+def clear_empty_rope(token, is_there, RANK: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr):
+    """Zero the rope slots of packed tokens that have no rope; BLOCK: their bf16 numbers."""
     place = (token + (RANK + RANK // GROUP * 4)).to(tl.pointer_type(tl.int16))
-    tl.store(place + tl.arange(0, BLOCK), tl.zeros([BLOCK], tl.int16))
+    at = place[:, None] + tl.arange(0, BLOCK)[None, :]
+    tl.store(at, tl.zeros([token.shape[0], BLOCK], tl.int16), mask=is_there[:, None])
 
 
 @triton.jit
@@ -191,11 +194,12 @@ def store_index_keys(
     """Store index keys, fp32 [N, columns], padding columns of zeros; slot < 0 stores nothing."""
     column = tl.arange(0, keys.shape[1])[None, :]
     is_there = slot >= 0
-    scale = index_scale(finite_amax(keys, 1))
-    codes = encode_e4m3(keys * tl.div_rn(1.0, scale)[:, None], NATIVE)
+    exponent = index_exponent(finite_amax(keys, 1))
+    codes = encode_e4m3(keys * inverse_of(exponent)[:, None], NATIVE)
     token = token_at(pool, slot, stride, PAGE, DIM)
     tl.store(token[:, None] + column, codes, mask=is_there[:, None] & (column < DIM))
-    tl.store(index_scales_at(pool, slot, stride, PAGE, DIM), scale, mask=is_there)
+    scales = index_scales_at(pool, slot, stride, PAGE, DIM)
+    tl.store(scales, from_exponent(exponent), mask=is_there)
 
 
 @triton.jit
@@ -221,6 +225,6 @@ def load_index_keys(
 @triton.jit
 def round_as_index(x, NATIVE: tl.constexpr):
     """Index queries, fp32 [N, columns], rounded as a stored key would be."""
-    scale = index_scale(finite_amax(x, 1))
-    codes = encode_e4m3(x * tl.div_rn(1.0, scale)[:, None], NATIVE)
-    return decode_e4m3(codes, NATIVE) * scale[:, None]
+    exponent = index_exponent(finite_amax(x, 1))
+    codes = encode_e4m3(x * inverse_of(exponent)[:, None], NATIVE)
+    return decode_e4m3(codes, NATIVE) * from_exponent(exponent)[:, None]

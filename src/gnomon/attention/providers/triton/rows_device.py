@@ -33,12 +33,27 @@ def neighbours(x):
 
 
 @triton.jit
-def turns(cos, sin, column, DIM: tl.constexpr):
-    """(cos, signed sin) of columns; 1 and 0 where nothing turns."""
-    turning = column < DIM
+def turns(cos, sin, column, is_row, DIM: tl.constexpr):
+    """(cos, signed sin) of columns, in fp32; 1 and 0 where nothing turns."""
+    turning = is_row & (column < DIM)
     c = tl.load(cos + column, mask=turning, other=1.0).to(tl.float32)
     s = tl.load(sin + column, mask=turning, other=0.0).to(tl.float32)
     return c, s
+
+
+@triton.jit
+def rotated(here, c, s, inside, column, DIM: tl.constexpr, IS_INTERLEAVED: tl.constexpr):
+    """Rows at ``here`` [N, 1], columns ``column`` [1, BLOCK], rotated: fp32, 0 outside ``inside``.
+
+    ``c``, ``s``: their turns, [1, BLOCK] or [N, BLOCK].
+    """
+    value = tl.load(here + column, mask=inside, other=0.0).to(tl.float32)
+    if IS_INTERLEAVED:
+        partner = neighbours(value)
+    else:
+        beside = here + partner_of(column, DIM)
+        partner = tl.load(beside, mask=inside & (column < DIM), other=0.0).to(tl.float32)
+    return value * c + partner * s
 
 
 @triton.jit
@@ -62,15 +77,10 @@ def rotated_heads(
     head = first + tl.arange(0, HEADS_BLOCK)[:, None]
     column = tl.arange(0, BLOCK)[None, :]
     inside = (head < HEADS) & (column < WIDTH)
+    # One row of turns, so that its own layout over the threads does not become that of the heads.
+    c, s = turns(cos, sin, tl.arange(0, BLOCK), True, DIM)
     here = x + head * stride
-    value = tl.load(here + column, mask=inside, other=0.0).to(tl.float32)
-    c, s = turns(cos, sin, column, DIM)
-    if IS_INTERLEAVED:
-        partner = neighbours(value)
-    else:
-        beside = here + partner_of(column, DIM)
-        partner = tl.load(beside, mask=inside & (column < DIM), other=0.0).to(tl.float32)
-    return value * c + partner * s
+    return rotated(here, c[None, :], s[None, :], inside, column, DIM, IS_INTERLEAVED)
 
 
 @triton.jit
