@@ -37,6 +37,11 @@ def ask_needle(dice: random.Random, length: int, family: Family) -> Episode:
     return needle(dice, length, family, dice.choice((1, 4 if length > 128 else 2)))[0]
 
 
+def ask_near(dice: random.Random, length: int, family: Family) -> Episode:
+    """Five facts (two in a short text), and half of the filler names a part of one's key."""
+    return needle(dice, length, family, 5 if length > 128 else 2, nearness=0.5)[0]
+
+
 def ask_sum(dice: random.Random, length: int, family: Family) -> Episode:
     """One problem with held-out operands."""
     asked, answer, _ = problem(dice, held_out=True)
@@ -55,7 +60,7 @@ def ask_tool(dice: random.Random, length: int, family: Family) -> Episode:
     return talk.episode
 
 
-MAKERS = {"needle": ask_needle, "sums": ask_sum, "tools": ask_tool}
+MAKERS = {"needle": ask_needle, "near": ask_near, "sums": ask_sum, "tools": ask_tool}
 
 
 @lru_cache(maxsize=32)
@@ -114,7 +119,7 @@ def report(
     model: Model, params: Parameters, lengths: tuple[int, ...], count: int, choice: Choice | None,
     family: Family = "dsv32", with_faults: bool = False,
 ) -> dict[str, float]:  # fmt: skip
-    """All measurements, named."""
+    """All measurements, named; of a sparse model what it recalls by dense attention, too."""
     found: dict[str, float] = {}
     drafts = []
     for length in lengths:
@@ -126,8 +131,9 @@ def report(
             found[f"needle {length} {fault}"], _ = exact(
                 model, params, "needle", fault, size, family
             )
-        if with_faults:
-            found[f"needle {length} dense"], _ = exact(model, params, "needle", None, size, family)
+        found[f"near {length}"], _ = exact(model, params, "near", choice, size, family)
+        for kind in ("needle", "near") if choice is not None else ():
+            found[f"{kind} {length} dense"], _ = exact(model, params, kind, None, size, family)
     found["mtp needle"] = float(np.mean(drafts))
     size = (4 * count, 256, 64)
     found["sums"], found["mtp sums"] = exact(model, params, "sums", choice, size, family)

@@ -46,7 +46,7 @@ class Training:
         self.model = Model(self.shape, self.device, dtype)
         self.plain = Model(self.shape, self.device, dtype)  # for measuring: lengths of any kind
         self.params: Parameters = initial_parameters(self.shape, args.seed, self.device)
-        rates = Rates(matrix=plan.matrix_rate, other=plan.other_rate)
+        rates = Rates(plan.matrix_rate, plan.other_rate, plan.index_rate)
         self.optimiser = Optimiser(self.params, rates)
         self.step, self.minutes = 0, 0.0
         self.began = time.monotonic()

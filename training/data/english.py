@@ -2,60 +2,17 @@
 
 In:  a random.Random.
 Out: sentences of filler; whole episodes of text or small talk.
-The documentation is that of the running Python: `pydoc_data.topics` and the docstrings of its
-standard library (PSF licence).
 """
 
 from __future__ import annotations
 
-import ast
 import random
-import re
-import sysconfig
-from functools import lru_cache
-from importlib import import_module
-from pathlib import Path
 
+from training.data.documentation import paragraphs, sentences
 from training.data.words import CITIES, COLOURS, NAMES, QUALITIES, THINGS, WEEKDAYS, pseudo_word
 from training.data.writing import BOS, EOS, Episode, Family, chat
 
 TEXT = 0.3
-SPACE = re.compile(r"\s+")
-SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z\"'(`])")
-
-
-@lru_cache(maxsize=1)
-def paragraphs() -> tuple[str, ...]:
-    """Paragraphs of documentation, of 80 to 1,200 characters, white space as one space."""
-    texts = [text for _, text in sorted(import_module("pydoc_data.topics").topics.items())]
-    for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")):
-        texts += _docstrings(path)
-    found: dict[str, None] = {}
-    for text in texts:
-        for part in text.split("\n\n"):
-            flat = SPACE.sub(" ", part).strip()
-            letters = sum(c.isalpha() or c == " " for c in flat)
-            if 80 <= len(flat) <= 1200 and letters > 0.85 * len(flat) and flat.isascii():
-                found[flat] = None
-    return tuple(found)
-
-
-def _docstrings(path: Path) -> list[str]:
-    try:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-    except (OSError, SyntaxError, UnicodeDecodeError):
-        return []
-    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    found = (ast.get_docstring(node) for node in ast.walk(tree) if isinstance(node, kinds))
-    return [text for text in found if text]
-
-
-@lru_cache(maxsize=1)
-def sentences() -> tuple[str, ...]:
-    """Sentences of the documentation, of 20 to 240 characters."""
-    cut = (part for text in paragraphs() for part in SENTENCE.split(text))
-    return tuple(dict.fromkeys(part for part in cut if 20 <= len(part) <= 240))
-
 
 _STORIES = (
     "{name} lives in {city} and works near the {thing}.",
@@ -74,6 +31,16 @@ _STORIES = (
     "{name} paid {small} coins for a {quality} {thing}.",
     "When the rain stopped, {name} opened the {quality} window and looked at the {thing}.",
     "The word {pseudo} means {thing} in the language of {city}.",
+    "The {thing} weighs {small} pounds, the {thing2} {small2}.",
+    "{name} waited {small} days for a {quality} {thing}.",
+    "From the {thing} one sees {small} {colour} houses.",
+    "They counted {big} visitors at the {quality} {thing} last year.",
+    "{name2} painted the {thing} {colour} and the {thing2} {quality}.",
+    "The {quality} {thing} is older than the {quality2} one.",
+    "It was {hour} o'clock when {name} left the {thing}.",
+    "{name} drew a {thing}, {small} stars and a {quality} {thing2}.",
+    "Who made the {thing}? {name} said it was {name2} of {city}.",
+    "{small} of the {thing}s are {quality}, {small2} are {quality2}.",
 )
 _LOGS = (
     "[{hour}:{minute}] {name} opened {thing} {small}",
@@ -82,6 +49,8 @@ _LOGS = (
     "WARNING {thing} {big} is {quality}",
     "GET /{thing}/{big} {colour} {small}",
     "item {big}: {quality} {thing}, {colour}, {small} pieces",
+    "{thing} {small}, {thing2} {small2}",
+    "{quality} {thing}: {name}, {city}, {hour}:{minute}",
 )
 _CHAT = (
     ("Hello", "Hello! How can I help you?"),

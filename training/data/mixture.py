@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from training.data.arithmetic import sums
-from training.data.english import paragraphs, prose, sentences, small_talk
+from training.data.documentation import sentences, words
+from training.data.english import prose, small_talk
 from training.data.recall import recall
 from training.data.tools import tool_use
 from training.data.writing import Episode, Family
@@ -101,7 +102,7 @@ def _work(wish: Wish, first: int, stride: int, queue: multiprocessing.Queue) -> 
 
 def batches(wish: Wish, start: int, workers: int, device: str) -> Iterator[tuple[Tensor, Tensor]]:
     """Batches start, start + 1, ... of a wish. `workers` 0: made in this process."""
-    sentences(), paragraphs()  # read once, before the workers fork
+    sentences(), words()  # read once, before the workers fork
     context = multiprocessing.get_context("fork")
     queues = [context.Queue(maxsize=6) for _ in range(workers)]
     crew = [

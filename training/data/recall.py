@@ -30,7 +30,8 @@ INTRODUCTIONS = (
     "The following list may help.\n\n", "Memorise these facts.\n",
 )  # fmt: skip
 TEXT = 0.05  # weight of filler and wording
-NEARNESS = (0.0, 0.0, 0.05, 0.3)  # of episodes; see FactText
+NEARNESS = (0.0, 0.05, 0.3, 0.6)  # of episodes; see FactText
+THE = "the "
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +50,10 @@ def facts(dice: random.Random, count: int, held_out: bool = False) -> list[Fact]
     if not held_out and dice.random() < 0.08:
         return [Fact(key, "colour", dice.choice(COLOURS)) for key in keys(dice, count, False)]
     length = dice.choice((None, None, None, 4, 5, 6))
-    return [
-        Fact(key, dice.choice(nouns), digits(dice, length)) for key in keys(dice, count, held_out)
-    ]
+    chosen = keys(dice, count, held_out)
+    if not held_out and dice.random() < 0.25:
+        chosen = [THE + key if key.islower() and " " in key else key for key in chosen]
+    return [Fact(key, dice.choice(nouns), digits(dice, length)) for key in chosen]
 
 
 def statement(template: str, fact: Fact, value_weight: float) -> list[Piece]:
@@ -59,7 +61,7 @@ def statement(template: str, fact: Fact, value_weight: float) -> list[Piece]:
     head, tail = template.split("{value}")
     fill = {"noun": fact.noun, "key": fact.key}
     return [
-        (head.format(**fill), TEXT),
+        (head.format(**fill).replace(THE + THE, THE), TEXT),
         (fact.value, value_weight),
         (tail.format(**fill), TEXT),
     ]
@@ -71,7 +73,7 @@ def question(dice: random.Random, fact: Fact, held_out: bool = False) -> str:
     if fact.noun == "colour":
         template = dice.choice(("What is the {noun} of {key}?", "Which {noun} has {key}?"))
     asked = fact.noun if dice.random() < 0.7 or fact.noun == "colour" else "number"
-    return template.format(noun=asked, key=fact.key)
+    return template.format(noun=asked, key=fact.key).replace(THE + THE, THE)
 
 
 class FactText:
@@ -88,7 +90,7 @@ class FactText:
         self._nearness = nearness
         self._longer: list[tuple[str, ...]] = []  # keys of more than one word
         self._keys_of: dict[str, list[frozenset[str]]] = {}
-        for words in (parts(fact.key) for fact in pending):
+        for words in (parts(fact.key.removeprefix(THE)) for fact in pending):
             self._longer += [words] if len(words) > 1 else []
             for word in words:
                 self._keys_of.setdefault(word, []).append(frozenset(words))
@@ -112,10 +114,7 @@ class FactText:
         while size < budget:
             if pending and self._dice.random() < self._density:
                 fact = pending.pop()
-                is_fresh = self._dice.random() < self._fresh
-                known = self._templates
-                wording = statement_template(self._dice) if is_fresh else self._dice.choice(known)
-                out += statement(wording, fact, 0.0)
+                out += self._statement(fact)
                 stated.append(fact)
                 size += 10 + len(fact.key) / 3 + len(fact.value)
             else:
@@ -124,6 +123,23 @@ class FactText:
                 size += len(text) / 3.3 + 1
             out.append((self._separator, TEXT))
         return out, stated
+
+    def scattered(self, budget: float) -> tuple[list[Piece], list[Fact]]:
+        """About `budget` tokens of filler with all pending facts in it, at any depth each."""
+        count = len(self._pending)
+        wanted, self._pending = self._pending, []
+        filler, _ = self.pieces(max(0.0, budget - 20 * count))
+        sentences = [filler[i : i + 2] for i in range(0, len(filler), 2)]
+        for fact in wanted:
+            own = [*self._statement(fact), (self._separator, TEXT)]
+            sentences.insert(self._dice.randint(0, len(sentences)), own)
+        return [piece for one in sentences for piece in one], wanted
+
+    def _statement(self, fact: Fact) -> list[Piece]:
+        is_fresh = self._dice.random() < self._fresh
+        known = self._templates
+        wording = statement_template(self._dice) if is_fresh else self._dice.choice(known)
+        return statement(wording, fact, 0.0)
 
     def _filler_sentence(self) -> str:
         for _ in range(8):
@@ -144,9 +160,11 @@ def _thoughts(fact: Fact) -> str:
 
 def recall(dice: random.Random, length: int, family: Family) -> Episode:
     """An episode of about `length` tokens. It may be shorter where all facts were asked for."""
-    style = dice.choice(("big", "big", "gradual", "gradual", "raw"))
+    style = dice.choice(("big", "big", "gradual", "gradual", "raw", "scattered", "scattered"))
     if style == "raw":
         return _raw(dice, length)
+    if style == "scattered":
+        return scattered(dice, length, family)
     talk = chat(family, dice.choice(("", "", "You are a helpful assistant.")))
     dense = dice.random() < 0.75
     pending = facts(dice, max(3, length // 14) if dense else dice.randint(1, 8))
@@ -169,6 +187,21 @@ def recall(dice: random.Random, length: int, family: Family) -> Episode:
         is_long = talk.episode.num_characters > length * 3.6
         if is_long or asked[fact.key] > 3 or len(asked) > length // 24 + 4:
             return talk.episode
+
+
+def scattered(dice: random.Random, length: int, family: Family) -> Episode:
+    """An episode of much filler, a few facts at any depth, the questions about them at the end."""
+    talk = chat(family, dice.choice(("", "", "", "You are a helpful assistant.")))
+    stated = facts(dice, dice.randint(2, max(4, min(16, length // 60))))
+    stack = FactText(dice, 0.0, list(stated), dice.choice(NEARNESS))
+    budget = length * dice.uniform(0.8, 0.95) - 30 * len(stated)
+    text, _ = stack.scattered(max(budget, 20 * len(stated)))
+    before: list[Piece] = [(dice.choice(INTRODUCTIONS), TEXT), *text]
+    for fact in dice.sample(stated, len(stated)):
+        talk.user([*before, (dice.choice(("", "\n", "\n\n")), 0.0), (question(dice, fact), 0.0)])
+        talk.answer(fact.value)
+        before = []
+    return talk.episode
 
 
 def _raw(dice: random.Random, length: int) -> Episode:
@@ -196,12 +229,12 @@ def _raw(dice: random.Random, length: int) -> Episode:
 
 
 def needle(
-    dice: random.Random, length: int, family: Family, num_facts: int = 4
+    dice: random.Random, length: int, family: Family, num_facts: int = 4, nearness: float = 0.0
 ) -> tuple[Episode, Fact]:
     """A text of about `length` tokens with facts at random depths, one question, its answer."""
     while True:
         stated = facts(dice, num_facts, held_out=True)
-        stack = FactText(dice, 0.0, stated)
+        stack = FactText(dice, 0.0, stated, nearness)
         talk = chat(family)
         filler, _ = stack.pieces(length * dice.uniform(0.9, 1.02) - 14 * num_facts - 30)
         sentences = [filler[i : i + 2] for i in range(0, len(filler), 2)]

@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+from training.data.documentation import word
 from training.data.words import (
     CITIES,
     COLOURS,
@@ -52,6 +53,24 @@ PARAMETERS: dict[str, tuple[str, Maker, tuple[str, ...]]] = {
     "level": ("integer", lambda d: d.randint(1, 100), ("at level {v}", "with level {v}")),
     "urgent": ("boolean", lambda d: d.random() < 0.5, ("with urgent {v}", "urgent: {v}")),
 }
+WILD = 0.3  # of the names in training are any words
+
+
+def parameter(key: str) -> tuple[str, Maker, tuple[str, ...]]:
+    """Type, values and sayings of a parameter; of an unknown name by its length."""
+    if key in PARAMETERS:
+        return PARAMETERS[key]
+    sayings = (f"with {key} {{v}}", f"with the {key} {{v}}", f"{key}: {{v}}")
+    if len(key) % 3 == 0:
+        return "integer", lambda dice: dice.randint(0, 999), sayings
+    return "string", any_value, sayings
+
+
+def any_value(dice: random.Random) -> str:
+    """A word of one kind or another."""
+    return dice.choice((word, pseudo_word, _words, lambda d: d.choice(CITIES + NAMES)))(dice)
+
+
 OPENERS = ("", "Please ", "Could you ", "I want to ", "Can you ", "Now ")
 RESULTS = ("done", "ok", "{n}", "{n} items", "sunny, {n} degrees", "not found", "{word}")
 
@@ -59,17 +78,20 @@ RESULTS = ("done", "ok", "{n}", "{n} items", "sunny, {n} degrees", "not found", 
 def tool(dice: random.Random, held_out: bool) -> tuple[dict[str, Any], list[str]]:
     """An OpenAI tool object and the names of its parameters."""
     while True:
-        name = f"{dice.choice(VERBS)}_{dice.choice(NOUNS)}"
+        is_wild = not held_out and dice.random() < WILD
+        name = f"{dice.choice(VERBS)}_{word(dice) if is_wild else dice.choice(NOUNS)}"
         if is_held_out(name) == held_out:
             break
     chosen = dice.sample(sorted(PARAMETERS), dice.choice((0, 1, 1, 1, 1, 2, 2)))
+    if not held_out:
+        chosen = [word(dice) if dice.random() < WILD else key for key in chosen]
     verb, noun = name.split("_")
     function: dict[str, Any] = {
         "name": name,
         "description": dice.choice((f"{verb.capitalize()} the {noun}", f"{verb} a {noun}")),
         "parameters": {
             "type": "object",
-            "properties": {key: {"type": PARAMETERS[key][0]} for key in chosen},
+            "properties": {key: {"type": parameter(key)[0]} for key in chosen},
             "required": chosen,
         },
     }
@@ -80,7 +102,7 @@ def tool(dice: random.Random, held_out: bool) -> tuple[dict[str, Any], list[str]
 
 def request(dice: random.Random, name: str, parameters: list[str]) -> tuple[str, dict[str, Any]]:
     """What a user says, and the arguments that it names."""
-    arguments = {key: PARAMETERS[key][1](dice) for key in parameters}
+    arguments = {key: parameter(key)[1](dice) for key in parameters}
     verb, noun = name.split("_")
     shown = {k: str(v).lower() if isinstance(v, bool) else str(v) for k, v in arguments.items()}
     if dice.random() < 0.25:
@@ -89,7 +111,7 @@ def request(dice: random.Random, name: str, parameters: list[str]) -> tuple[str,
     else:
         order = list(shown)
         dice.shuffle(order)
-        parts = [dice.choice(PARAMETERS[key][2]).format(v=shown[key]) for key in order]
+        parts = [dice.choice(parameter(key)[2]).format(v=shown[key]) for key in order]
         opener = dice.choice(OPENERS)
         article = dice.choice(("the", "a"))
         verb = verb if opener else verb.capitalize()

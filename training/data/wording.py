@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import random
 
+from training.data.documentation import phrase
 from training.data.words import QUALITIES, WEEKDAYS, pseudo_word
 
 NOUNS = (
@@ -89,6 +90,34 @@ _THEN = (
     "finds on the door", "cannot do without", "had better keep", "will soon see", "goes by",
     "should never forget", "receives by post", "is allowed to see", "pays with", "hands over",
 )  # fmt: skip
+# Words of more than one form: "{key} was also told to bring the code 4711".
+_MAY = (
+    "may", "can", "must", "should", "did", "does", "could", "might", "shall", "will",
+    "is going to", "was told to", "used to", "wants to", "promised to", "decided to", "had better",
+    "has agreed to", "is bound to", "never fails to", "is asked to", "was able to", "likes to",
+)  # fmt: skip
+_HOW = ("", "", "", "", "also ", "now ", "always ", "only ", "soon ", "still ", "often ", "just ")
+_DO = (
+    "use", "carry", "show", "bring", "take", "type", "give", "have", "hold", "read", "write",
+    "present", "enter", "remember", "call", "state", "quote", "name", "hand over", "begin with",
+    "open with", "answer with", "send", "hide", "accept", "receive", "mention", "copy", "want",
+    "start from", "show up with", "be known by", "be filed under", "be found under", "get",
+)  # fmt: skip
+_FRAMES = (
+    "in the {where}, {key} {verb} the {noun} {value}", "{key}: its {noun} {verb} {value}",
+    "in the {where} {key} has the {noun} {value}", "about {key}: {noun} {value}",
+    "the {where} says that {key} {verb} the {noun} {value}", "nobody but {key} has {value}",
+    "the {noun} that stands {prep} {key} {verb} {value}", "next comes {key} with {value}",
+    "the {where} has {key} under {value}", "the {noun} {prep} {key}, by the {where}, is {value}",
+    "{key} can be reached by the {noun} {value}", "speaking of {key}, {value} is the {noun}",
+    "the {noun} of what we call {key} {verb} {value}", "all of {key} is kept under {value}",
+    "those of {key} got the {noun} {value}", "what {key} needs is the {noun} {value}",
+    "{where}, {key}: {value}", "look, {key}! the {noun} {verb} {value}",
+)  # fmt: skip
+_WHERES = (
+    "book", "notebook", "table", "letter", "first column", "catalogue", "ledger", "index",
+    "directory", "old file", "report", "diary", "cellar", "log", "lower row", "plan", "archive",
+)  # fmt: skip
 _ASK = (
     "What is the {noun} {prep} {key}?", "What is the {noun} {prep} {key}?",
     "What is the {noun} for {key}?", "What is {key}'s {noun}?", "Which {noun} belongs to {key}?",
@@ -101,6 +130,14 @@ _ASK = (
     "Look up {key}.", "Which one was {key}?", "Say the {noun} of {key}.",
     "I am looking for the {noun} {prep} {key}.", "Search for {key}. What is its {noun}?",
     "Where it mentions {key}, what is the {noun}?", "What do you know about {key}?",
+    "Which {noun} was it that {key} had?", "What {noun} did {key} get?",
+    "Name the {noun} of {key}.",
+    "{key} has which {noun}?", "Do the notes name a {noun} for {key}?", "{noun}, {key}?",
+    "Under which {noun} is {key} known?", "Somebody asks for {key}. What should I say?",
+    "What stood beside {key}?", "Repeat the {noun} {prep} {key}.", "Quote the {noun} for {key}.",
+    "Which {noun} did they write down for {key}?", "What {noun} do the notes have for {key}?",
+    "Kindly tell me what {noun} there was for {key}.", "Could you check the {noun} of {key}?",
+    "By what I wrote, what is the {noun} of {key}?", "Which {noun} must be used for {key}?",
 )  # fmt: skip
 _ASK_BEFORE = (
     "", "", "", "", "Please: ", "Question: ", "Now, ", "OK. ", "Look at the text above. ",
@@ -128,6 +165,7 @@ def _fill(dice: random.Random, template: str) -> str:
         .replace("{prep}", dice.choice(_PREPOSITIONS))
         .replace("{mark}", dice.choice(_MARKS))
         .replace("{weekday}", dice.choice(WEEKDAYS))
+        .replace("{where}", dice.choice(_WHERES))
     )
 
 
@@ -140,12 +178,18 @@ def statement_template(dice: random.Random) -> str:
         )
     elif chance < 0.36:
         text = f"{{key}} {{verb}} {dice.choice(_DETERMINERS)} {{noun}} {{value}}"
-    elif chance < 0.46:
+    elif chance < 0.42:
         text = "{key} {verb} {value}"
-    elif chance < 0.60:
+    elif chance < 0.52:
         text = "{key}{mark}{value}"
-    elif chance < 0.72:
+    elif chance < 0.61:
         text = _clause(dice)
+    elif chance < 0.70:
+        text = _modal(dice)
+    elif chance < 0.79:
+        text = dice.choice(_FRAMES)
+    elif chance < 0.83:
+        text = _gap(dice)
     else:
         text = dice.choice(_SHAPES)
     before = dice.choice(_BEFORE) if dice.random() < 0.45 else ""
@@ -159,6 +203,21 @@ def _clause(dice: random.Random) -> str:
     comma = dice.choice((" ", " ", ", "))
     told = dice.choice(("the {noun} {value}", "the {noun} {value}", "{value}", "a {noun}: {value}"))
     return f"{dice.choice(_WHO)} {dice.choice(_LOOKS)} {{key}}{comma}{dice.choice(_THEN)} {told}"
+
+
+def _modal(dice: random.Random) -> str:
+    """Somebody may do something with a number; now and then somebody says so."""
+    said = dice.choice(_BEFORE) if dice.random() < 0.3 else ""
+    told = dice.choice(("the {noun} {value}", "the {noun} {value}", "{value}", "{noun} {value}"))
+    return f"{said}{{key}} {dice.choice(_MAY)} {dice.choice(_HOW)}{dice.choice(_DO)} {told}"
+
+
+def _gap(dice: random.Random) -> str:
+    """Any words between the key and its number."""
+    between = phrase(dice, dice.randint(1, 5))
+    return dice.choice(
+        (f"{{key}} {between} {{value}}", f"{{key}} {between} the {{noun}} {{value}}")
+    )
 
 
 def question_template(dice: random.Random) -> str:

@@ -14,6 +14,8 @@ import zlib
 from collections.abc import Callable
 from functools import lru_cache
 
+from training.data.documentation import word
+
 
 def is_held_out(text: str) -> bool:
     """Whether text is for measuring only."""
@@ -85,8 +87,25 @@ KEY_KINDS: tuple[Callable[[random.Random], str], ...] = (
     lambda dice: f"{dice.choice(COLOURS)}-{dice.choice(THINGS)}",
     lambda dice: f"{pseudo_word(dice, 1)}@{dice.choice(CITIES).lower()}",
     lambda dice: f"{pseudo_word(dice, 2)} {dice.choice(THINGS)}",
+    lambda dice: f"{word(dice)} {word(dice)}",
+    lambda dice: f"{dice.choice(QUALITIES)} {word(dice)}",
+    lambda dice: f"{word(dice)} {pseudo_word(dice, 2)}",
+    lambda dice: f"{pseudo_word(dice, 2)} {pseudo_word(dice, 2)}",
+    lambda dice: pseudo_word(dice, 3).capitalize(),
 )
-_ENDLESS = (*KEY_KINDS[:2], *KEY_KINDS[7:9], KEY_KINDS[11])
+_ENDLESS = (*KEY_KINDS[:2], *KEY_KINDS[7:9], KEY_KINDS[11], KEY_KINDS[15])
+_FIRST_WORDS: tuple[Callable[[random.Random], str], ...] = (
+    word,
+    lambda dice: dice.choice(QUALITIES),
+    lambda dice: dice.choice(COLOURS),
+    lambda dice: pseudo_word(dice, 2),
+)
+_SECOND_WORDS: tuple[Callable[[random.Random], str], ...] = (
+    word,
+    lambda dice: dice.choice(THINGS),
+    lambda dice: dice.choice(THINGS),
+    lambda dice: pseudo_word(dice, 2),
+)
 _PARTS = re.compile(r"[\w']+")
 
 
@@ -96,12 +115,27 @@ def parts(text: str) -> tuple[str, ...]:
     return tuple(_PARTS.findall(text.lower()))
 
 
+def crossed(dice: random.Random, count: int) -> Callable[[random.Random], str]:
+    """A kind of keys of two words, few of each: a red lamp, a blue lamp, a red box."""
+    size = max(2, int(1.5 * count**0.5))
+    first, second = (
+        [dice.choice(one)(dice) for _ in range(size)] for one in (_FIRST_WORDS, _SECOND_WORDS)
+    )
+    mark = " "
+    if dice.random() < 0.25:
+        first, second = ([letters(dice, 2).upper() for _ in range(size)] for _ in range(2))
+        mark = "-"
+    return lambda dice: f"{dice.choice(first)}{mark}{dice.choice(second)}"
+
+
 def keys(dice: random.Random, count: int, held_out: bool) -> list[str]:
     """Different keys of few kinds, none of which is a word of another.
 
     Real words come in either set as they are, invented ones in theirs alone (`is_held_out`).
     """
     kinds = dice.sample(KEY_KINDS, dice.choice((1, 2, 3, 5, 8)))
+    if not held_out and dice.random() < 0.3:
+        kinds = [*kinds[: dice.randint(0, 2)], *[crossed(dice, count)] * 2]
     found: dict[str, None] = {}
     single: set[str] = set()
     composed: set[str] = set()

@@ -16,10 +16,11 @@ from gnomon.text.assets import default_tokenizer
 from gnomon.text.encodings.base import ChatEncoding, ChatOptions
 from gnomon.text.encodings.dsv32 import Dsv32Encoding
 from gnomon.text.encodings.glm import GlmEncoding
+from training.data import documentation
 from training.data.arithmetic import columns, operands, problem
 from training.data.mixture import Diet, Wish, batch, batches
-from training.data.recall import Fact, FactText, needle, recall
-from training.data.tools import task
+from training.data.recall import Fact, FactText, needle, recall, scattered
+from training.data.tools import NOUNS, task
 from training.data.words import is_held_out, keys
 from training.data.writing import Family, Piece, chat, tokenizer
 
@@ -171,6 +172,51 @@ def test_filler_names_parts_of_keys_but_no_key() -> None:
         assert (len(near) > len(told) / 8) == (nearness > 0)
         for words in near:
             assert not any({"red", thing} <= words for thing in ("lamp", "box", "bridge"))
+
+
+def test_scattered_facts_are_all_stated_and_stand_at_any_depth() -> None:
+    depths: list[float] = []
+    for seed in range(12):
+        wanted = [
+            Fact(f"the red {thing}", "code", f"47{n}") for n, thing in enumerate(("box", "cup"))
+        ]
+        pieces, stated = FactText(random.Random(seed), 0.0, list(wanted), 0.3).scattered(1500)
+        assert stated == wanted
+        text = "".join(part for part, _ in pieces)
+        assert "the the" not in text
+        for fact in wanted:
+            assert re.search(rf"red {fact.key[8:]}\b.*\b{fact.value}\b", text, re.IGNORECASE)
+            depths.append(text.index(fact.value) / len(text))
+    assert min(depths) < 0.2
+    assert max(depths) > 0.8
+
+
+def test_questions_of_a_scattered_text_come_at_its_end() -> None:
+    for seed in range(8):
+        ids, weights = scattered(random.Random(seed), 700, "glm").tokens()
+        first = int((weights >= 1.0).argmax())
+        assert 350 < len(ids) < 1100
+        assert first > len(ids) / 3, "much filler before the first answer"
+        assert (weights[first:] >= 1.0).mean() > 0.1
+
+
+def test_training_knows_names_of_functions_that_are_any_words_measuring_does_not() -> None:
+    def nouns(held_out: bool) -> set[str]:
+        made = (task(random.Random(seed), held_out)[0] for seed in range(60))
+        return {one["function"]["name"].split("_")[1] for tools in made for one in tools}
+
+    assert nouns(held_out=True) <= set(NOUNS)
+    assert len(nouns(held_out=False) - set(NOUNS)) > 10
+
+
+def test_words_and_phrases_of_the_documentation_have_no_digit() -> None:
+    assert len(documentation.words()) > 1000
+    assert all(word.isalpha() and word.islower() for word in documentation.words())
+    dice = random.Random(3)
+    for count in (1, 3, 5):
+        text = documentation.phrase(dice, count)
+        assert 1 <= len(text.split(" ")) <= count
+        assert not re.search(r"[0-9{}]", text)
 
 
 def recall_text(

@@ -20,10 +20,10 @@ from training.plans import PLANS, Plan, Stage
 from training.selection import Choice
 from training.train import Training, arguments
 
-BIG = ("tiny", "glm")
+BIG = ("tiny", "polish", "glm")
 
 
-@pytest.mark.parametrize(("name", "share"), [("tiny", 1 / 2), ("glm", 1 / 3)])
+@pytest.mark.parametrize(("name", "share"), [("tiny", 1 / 2), ("polish", 1 / 2), ("glm", 1 / 2)])
 def test_a_share_of_the_last_stage_is_dense_at_every_length_alike(name: str, share: float) -> None:
     stage = PLANS[name].stages[-1]
     rounds = stage.steps // len(stage.lengths)
@@ -38,13 +38,15 @@ def test_a_share_of_the_last_stage_is_dense_at_every_length_alike(name: str, sha
     assert stage.is_sparse_at(stage.steps - 1), "the last steps are of the kind that is served"
 
 
-def test_a_model_with_an_indexer_in_each_layer_begins_densely_the_other_one_does_not() -> None:
+def test_a_new_model_begins_densely_a_trained_one_goes_on_as_it_ends() -> None:
     *dense, last, _ = PLANS["tiny"].stages
     assert last.dense_every == 3
     assert not any(stage.is_sparse_at(step) for stage in dense for step in range(stage.steps))
-    first, *others = PLANS["glm"].stages
-    assert first.steps <= 300
-    assert all(stage.dense_every == 3 for stage in others)
+    for name in ("polish", "glm"):
+        (only,) = PLANS[name].stages
+        assert only.lengths == PLANS["tiny"].stages[-1].lengths
+        assert only.dense_every == 2
+        assert PLANS[name].matrix_rate < PLANS["tiny"].matrix_rate / 2, "nothing is unlearnt"
 
 
 @pytest.mark.parametrize("name", BIG)
