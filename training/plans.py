@@ -125,7 +125,7 @@ PLANS: dict[str, Plan] = {
     "glm": Plan(  # from the trained model's twin, `--start`
         "tiny_glm",
         32768,
-        (_mixed("twin", 2400, _LONG, replace(_POLISH, glm=_GLM), 2),),
+        (_mixed("twin", 2408, _LONG, replace(_POLISH, glm=_GLM), 2),),
         family="glm",
         cooldown=1.0,
         matrix_rate=8e-3,
