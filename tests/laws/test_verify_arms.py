@@ -117,7 +117,7 @@ def test_wrong_arms_are_refused_before_anything_is_loaded(
     def load(*given: Any, **more: Any) -> None:
         raise AssertionError("something was loaded")
 
-    monkeypatch.setattr("gnomon.verify.context.open_model", load)
+    monkeypatch.setattr("gnomon.verify.weights.Weights.open", load)
     result = compare("deepseek_v32,layers=2", *arms)
     assert isinstance(result.exception, ConfigError)
     assert message in str(result.exception)

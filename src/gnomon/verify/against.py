@@ -30,9 +30,10 @@ from gnomon.errors import ConfigError
 from gnomon.frontend.language import language_of
 from gnomon.text.tokenizer import Tokenizer
 from gnomon.verify.against_server import CompletionServer, Question, Scored
-from gnomon.verify.arms import NUM_PROMPTS, WIDEST, Outcome, PromptResult
+from gnomon.verify.arms import NUM_PROMPTS, Outcome, PromptResult
 from gnomon.verify.context import Arm, Context
 from gnomon.verify.prompts import draw_lengths, draw_prompt
+from gnomon.verify.roughness import WIDEST
 from gnomon.verify.trace import drive
 
 DEFAULT_TOLERANCE = 0.15

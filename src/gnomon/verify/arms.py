@@ -3,7 +3,8 @@
 In:  VerifySettings, two arms, a tolerance (None: by what the arms compute with).
 Out: PromptResults: equal, a tie, or the first difference with its margin.
 Arms of one precision (same dtype, same cache layout) have to agree as two runs of one engine do:
-both run free, and the rule of margins.py holds, cached values and all.
+both run free, and the rule of margins.py holds, cached values and all; with 16 bits everything is
+replayed, and the rule of rough_comparison.py holds.
 Arms of two precisions choose otherwise for good reasons, and each other choice changes everything
 after it. So the second arm runs over the tokens of the first with its key lists and experts, and
 every row's logits are compared: their root mean square difference has to stay within the tolerance
@@ -21,15 +22,17 @@ from enum import StrEnum
 import torch
 
 from gnomon.attention.layouts import KVLayout
+from gnomon.errors import ConfigError
 from gnomon.verify.context import MATES, Arm, Context
+from gnomon.verify.engines import Capture
+from gnomon.verify.law import replay_of
 from gnomon.verify.margins import AMONG_OURS, Comparison, Kind, Tolerances, compare
 from gnomon.verify.prompts import Prompt, draw_prompts
+from gnomon.verify.rough_comparison import compare_rough
+from gnomon.verify.roughness import FP8_TOLERANCE, HALF_TOLERANCE, WIDEST
 from gnomon.verify.trace import Replay, Staging, Trace, cache_of, recording_of
 
 NUM_PROMPTS = 20
-HALF_TOLERANCE = 0.06  # 16-bit arithmetic or caches: twice the worst row of random models
-FP8_TOLERANCE = 0.15  # the same of 8-bit latents
-WIDEST = 3.0  # a gap between two logits, in units of the difference that is allowed
 
 
 class Outcome(StrEnum):
@@ -79,6 +82,7 @@ def compare_arms(
     count = context.settings.prompts or NUM_PROMPTS
     prompts = draw_prompts(context.rule, count, context.settings.seed, "arms")
     across = precision_tolerance(context, arms)
+    _require_visible(context, arms, across)
     found: list[PromptResult] = []
     for first in range(0, len(prompts), MATES):
         group = {str(first + i): prompt for i, prompt in enumerate(prompts[first : first + MATES])}
@@ -96,6 +100,20 @@ def compare_arms(
     return found
 
 
+def _require_visible(context: Context, arms: Sequence[Arm], across: float | None) -> None:
+    """ConfigError for captured steps where choices would have to be replayed."""
+    captured = [arm for arm in arms if arm.capture is not Capture.NONE]
+    if not captured:
+        return
+    rounds = [context.cache_rounds(arm) or context.roughness(arm) is not None for arm in arms]
+    if across is not None or any(rounds):
+        raise ConfigError(
+            f"arm {captured[0].label!r}: within a captured step no choice can be replayed, and "
+            "arms that round, or of two precisions, need that. The law 'graphs' compares captured "
+            "with eager steps one by one: gnomon verify --laws graphs"
+        )
+
+
 def _free(
     context: Context, arm: Arm, group: Mapping[str, Prompt], replay: Replay
 ) -> dict[str, Trace]:
@@ -110,17 +128,28 @@ def _same_precision(
     expected: Mapping[str, Trace],
     limits: Tolerances,
 ) -> list[PromptResult]:
+    if any(trace.roughness is not None for trace in expected.values()):
+        given = _free(context, arm, group, replay_of(expected))
+        return [_rough(trace, given[name]) for name, trace in expected.items()]
+    is_seen = arm.capture is Capture.NONE
     cache = cache_of(expected)
     found = _free(context, arm, group, Replay(cache=cache))
     compared = {name: compare(trace, found[name], limits) for name, trace in expected.items()}
     again: Mapping[str, Trace] = {}
-    if any(one.is_tie for one in compared.values()):
+    if is_seen and any(one.is_tie and expected[name].keys for name, one in compared.items()):
         again = _free(context, arm, group, Replay(recording_of(expected), cache))
     results = []
     for name, free in compared.items():
-        last = compare(expected[name], again[name], limits) if free.is_tie else free
+        last = compare(expected[name], again[name], limits) if free.is_tie and again else free
         results.append(_judged(expected[name], free, last))
     return results
+
+
+def _rough(expected: Trace, found: Trace) -> PromptResult:
+    """Of arithmetic that rounds: all that the first arm showed was replayed in the second."""
+    assert expected.roughness is not None
+    compared = compare_rough(expected, found, expected.roughness)
+    return _judged(expected, compared, compared)
 
 
 def _judged(expected: Trace, free: Comparison, last: Comparison) -> PromptResult:

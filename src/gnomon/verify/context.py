@@ -4,8 +4,8 @@ In:  VerifySettings.
 Out: `Context`. `engine(...)` makes an engine of any configuration over weights that are loaded once
      per (fields of config.json, dtype). `reference(prompts)` runs each prompt alone, whole, without
      prefix cache, once: the run that the laws of the engine compare with.
-Everything is float32 unless a law says otherwise. With a cache layout that rounds, the values that
-a run writes are kept and replayed (cached_values.py).
+Everything is float32 unless --dtype or a law says otherwise. With a cache layout that rounds, the
+values that a run writes are kept and replayed (cached_values.py).
 A verification may run in rounds: each has other prompts, for the seed grows by one (rounds.py).
 `handicap` changes the engines and not the oracle: with it gnomon's own tests break one feature at a
 time and see that a law fails.
@@ -15,58 +15,45 @@ Not here: the laws, transformers (oracle.py).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
 
-from gnomon.attention.ops.operators import Operators
-from gnomon.attention.plan import Budget
-from gnomon.attention.routes import DensePolicy, RoutePolicy
-from gnomon.attention.sharding import ShardStrategy
-from gnomon.cache.tensors import CacheTensors
-from gnomon.engine.assembly import Parts, Survey, put_together, survey
+from gnomon.engine.assembly import Survey, survey
 from gnomon.engine.config import EngineConfig
 from gnomon.engine.core import EngineCore
+from gnomon.engine.machine import probe_machine
 from gnomon.engine.messages import EngineRequest
 from gnomon.engine.sampling_params import SamplingParams
 from gnomon.models.config import ModelConfig
-from gnomon.models.sources import LoadedModel, ModelSource, open_model, parse_model_spec
-from gnomon.models.sparse_mla_model import SparseMlaModel
+from gnomon.models.sources import LoadedModel, ModelSource, parse_model_spec
 from gnomon.verify.budget import TimeBudget
-from gnomon.verify.cached_values import CacheTape, TapedOperators, TapeOfRanks, rounds
+from gnomon.verify.engines import (
+    Arm,
+    Capture,
+    Handicap,
+    TracedCore,
+    build_engine,
+    cache_rounds,
+)
 from gnomon.verify.prompts import Prompt, PromptRule, draw_prompts
-from gnomon.verify.ranks import RankedRunner, RankParts
 from gnomon.verify.result import OutOfTimeError, Tally
+from gnomon.verify.roughness import Roughness, roughness_of
 from gnomon.verify.settings import Sizes, VerifySettings
-from gnomon.verify.trace import Staging, Trace, TracedCore, drive
+from gnomon.verify.trace import Staging, Trace, drive
+from gnomon.verify.weights import Weights
 from gnomon.verify.widths import widths_for
+
+__all__ = ["MATES", "Arm", "Context", "Handicap", "Progress"]
 
 T = TypeVar("T")
 Progress = Callable[[str, int, int], None]  # (law, done, total)
 
 MATES = 32  # requests that an engine of the laws runs at once
-
-
-@dataclass(frozen=True, slots=True)
-class Handicap:
-    """A feature broken on purpose: config fields for the engines, an edit of the loaded model."""
-
-    overrides: Mapping[str, Any] = field(default_factory=dict)
-    edit: Callable[[SparseMlaModel], None] = lambda model: None
-
-
-@dataclass(frozen=True, slots=True)
-class Arm:
-    """How an engine differs from the plain one: flags, row padding, budget, simulated ranks."""
-
-    flags: Mapping[str, Any] = field(default_factory=dict)
-    rows: int | None = None
-    budget: Budget | None = None
-    ranks: int = 1
-    strategy: ShardStrategy = ShardStrategy.ROUND_ROBIN
-    label: str = ""
+CPU_PAGE = 16  # tokens, unless --block-size says else
+GPU_PAGE = 64  # what FlashMLA and DeepGEMM read
 
 
 class Context:
@@ -101,7 +88,9 @@ class Context:
         self._progress = progress or (lambda law, done, total: None)
         self._handicap = handicap or Handicap()
         self._law = ""
-        self._models: dict[tuple[str, torch.dtype], LoadedModel] = {}
+        self._models: dict[tuple[str, torch.dtype, str, bool], LoadedModel] = {}
+        self._weights = Weights()
+        self._constants: dict[str, Any] = {}
         self._references: dict[Prompt, Trace] = {}
         self._kept: dict[str, Any] = {}
 
@@ -119,7 +108,7 @@ class Context:
     @property
     def rule(self) -> PromptRule:
         """What prompts for this model have in common."""
-        topk, page = self.config.index_topk, self.settings.block_size
+        topk, page = self.config.index_topk, self.block_size
         return PromptRule(self.config.vocab_size, topk, page, self.longest)
 
     def begin_round(self, number: int) -> None:
@@ -158,50 +147,66 @@ class Context:
         value: T = self._kept[key]
         return value
 
+    def once_for_all(self, key: str, compute: Callable[[], T]) -> T:
+        """The same of what no round changes."""
+        if key not in self._constants:
+            self._constants[key] = compute()
+        value: T = self._constants[key]
+        return value
+
     def engine_prompts(self) -> list[Prompt]:
         """The prompts of the laws of the engine."""
         count, seed = self.sizes.engine_prompts, self.settings.seed
         return self.once("engine", lambda: draw_prompts(self.rule, count, seed, "engine"))
 
+    @property
+    def block_size(self) -> int:
+        """Tokens of a page: what was asked for, or what kernels of the device are built for."""
+        given = self.settings.block_size
+        if given is not None:
+            return given
+        return GPU_PAGE if self.device == "cuda" else CPU_PAGE
+
+    @property
+    def device(self) -> str:
+        """ "cpu" or "cuda". ConfigError for a device that is not there."""
+        return self.once_for_all("device", lambda: probe_machine(self.settings.device).device)
+
     def survey(self, arm: Arm | None = None) -> Survey:
         """What an engine would consist of."""
-        settings, given = self.settings, dict((arm or Arm()).flags)
+        arm = arm or Arm()
+        settings, given = self.settings, dict(arm.flags)
         overrides = {**self.overrides, **given.pop("hf_overrides", {})}
         overrides |= self._handicap.overrides
         length = self.longest + self.sizes.max_tokens
-        pages = 2 + (MATES + 1) * -(-length // settings.block_size)
+        pages = 2 + (MATES + 1) * -(-length // self.block_size)
         flags: dict[str, Any] = {
-            "model": settings.model,
-            "dtype": "float32",
-            "block_size": settings.block_size,
+            **settings.engine_flags(),
+            "device": self.device,
+            "block_size": self.block_size,
             "num_kv_pages": pages,
             "max_model_len": min(length + 1, self.config.max_position_embeddings),
-            "attention_provider": settings.attention_provider,
-            "kv_layout": settings.kv_layout,
-            "enforce_eager": True,
+            "enforce_eager": arm.capture is Capture.NONE,
             "enable_prefix_caching": False,
         }
+        if arm.capture is not Capture.NONE:
+            flags["max_num_seqs"] = MATES
         config = EngineConfig.of(**{**flags, **given, "hf_overrides": overrides})
         return survey(config, self._vocab_size)
 
-    def engine(self, arm: Arm | None = None) -> EngineCore:
+    def engine(self, arm: Arm | None = None) -> TracedCore:
         """A fresh engine with an empty cache; its cache's values pass over a tape if it rounds."""
         arm = arm or Arm()
         found = self.survey(arm)
-        loaded = self._loaded(found)
-        tapes = [CacheTape() for _ in range(arm.ranks)] if _rounds(found) else []
-        operators: list[Operators] = [TapedOperators(found.ops.kernels, tape) for tape in tapes]
-        if operators:  # decode steps run with them too, and none is captured
-            found = replace(found, ops=operators[0], decode_ops=None, graph_ops=None)
-        parts = put_together(found, loaded, arm.rows, arm.budget)
-        if arm.ranks > 1:
-            others = operators or [found.ops] * arm.ranks
-            parts = replace(parts, runner=_ranked(parts, found, loaded, arm, others))
-        return TracedCore(parts, self.check_time, TapeOfRanks(tapes) if tapes else None)
+        return build_engine(found, self._loaded(found), arm, self.check_time)
 
     def cache_rounds(self, arm: Arm | None = None) -> bool:
         """Whether the cache of such an engine keeps less of a value than the model computes."""
-        return _rounds(self.survey(arm))
+        return cache_rounds(self.survey(arm))
+
+    def roughness(self, arm: Arm | None = None) -> Roughness | None:
+        """Of such an engine's arithmetic; None for float32 and finer."""
+        return roughness_of(self.survey(arm))
 
     def request(self, name: str, prompt: Prompt, **fields: Any) -> EngineRequest:
         """A greedy request for `sizes.max_tokens` tokens; sampling fields by their names."""
@@ -237,31 +242,15 @@ class Context:
         return drive(self.engine(arm), requests, staging)
 
     def _loaded(self, found: Survey) -> LoadedModel:
-        dtype, limit = found.resolved.dtype, found.resolved.max_model_len
-        overrides = found.resolved.given.hf_overrides
-        key = (json.dumps([overrides, limit], sort_keys=True), dtype)
+        resolved = found.resolved
+        room = min(self.longest + self.sizes.max_tokens + 1, self.config.max_position_embeddings)
+        limit = max(resolved.max_model_len, room)  # tables may be longer than an engine needs
+        overrides = json.dumps([resolved.given.hf_overrides, limit], sort_keys=True)
+        key = (overrides, resolved.dtype, str(resolved.device), resolved.has_fp8)
         if key not in self._models:
-            device = found.resolved.device
-            loaded = open_model(found.source, dtype, device, num_positions=limit)
+            loaded = self._weights.open(
+                found.source, resolved.dtype, resolved.device, limit, resolved.has_fp8
+            )
             self._handicap.edit(loaded.model)
             self._models[key] = loaded
         return self._models[key]
-
-
-def _rounds(found: Survey) -> bool:
-    resolved = found.resolved
-    layouts = (resolved.latent_layout, resolved.index_layout)
-    return any(rounds(layout, resolved.dtype) for layout in layouts)
-
-
-def _ranked(
-    parts: Parts, found: Survey, loaded: LoadedModel, arm: Arm, operators: Sequence[Operators]
-) -> RankedRunner:
-    """A runner over ranks: the first has the engine's own cache, the others one like it."""
-    resolved, own = found.resolved, parts.cache
-    caches = [own] + [
-        CacheTensors(own.schema, resolved.num_pages, resolved.device) for _ in range(arm.ranks - 1)
-    ]
-    ranks = [RankParts(one.pools, ops) for one, ops in zip(caches, operators, strict=True)]
-    policy = RoutePolicy(DensePolicy(resolved.given.dense_route))
-    return RankedRunner(loaded.model, ranks, policy, arm.strategy)

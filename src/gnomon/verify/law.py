@@ -3,20 +3,23 @@
 In:  a Context.
 Out: a Tally of its cases; run.py makes the LawResult of it.
 `check_arm` is what most laws of the engine are: run the same prompts another way, compare each with
-its reference, and repeat the run with the choices replayed if something was a tie.
+its reference, and repeat the run with the choices replayed if something was a tie. In arithmetic
+that rounds (Trace.roughness) they are replayed at once, tokens too (rough_comparison.py).
 Not here: single laws (laws/).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gnomon.verify.context import Context
 from gnomon.verify.margins import AMONG_OURS, Comparison, Tolerances, compare
 from gnomon.verify.result import Tally
+from gnomon.verify.rough_comparison import compare_rough
 from gnomon.verify.trace import Replay, Trace, cache_of, recording_of
 
+ROUGH_UNIT = "rms"  # of a row's logits
 Run = Callable[[Replay], Mapping[str, Trace]]
 
 
@@ -40,6 +43,8 @@ def check_arm(
     `run(replay)` makes it; where the cache rounds, with the values that `expected` wrote, and in
     a second run with the choices replayed. Returns the traces of the first run.
     """
+    if any(trace.roughness is not None for trace in expected.values()):
+        return _check_rough(tally, expected, run)
     cache = cache_of(expected)
     found = dict(run(Replay(cache=cache)))
     compared = {name: compare(trace, found[name], tolerances) for name, trace in expected.items()}
@@ -54,6 +59,28 @@ def check_arm(
             tally.add(again.worst, is_tie=one.is_token_tie, failure=failure)
         else:
             tally.add(one.worst, failure=_failure(expected[name], one, name, False))
+    return found
+
+
+def replay_of(expected: Mapping[str, Trace]) -> Replay:
+    """All of it: choices, cached values, tokens."""
+    tokens = {name: trace.tokens for name, trace in expected.items()}
+    return Replay(recording_of(expected), cache_of(expected), tokens)
+
+
+def check_rough(tally: Tally, expected: Trace, found: Trace) -> None:
+    """Compare a run with all that `expected` showed replayed; it is a case."""
+    assert expected.roughness is not None
+    compared = compare_rough(expected, found, expected.roughness)
+    tally.unit = ROUGH_UNIT
+    tally.add_choices(compared.num_choices, 0)
+    tally.add(compared.worst, failure=_failure(expected, compared, expected.name, False))
+
+
+def _check_rough(tally: Tally, expected: Mapping[str, Trace], run: Run) -> dict[str, Trace]:
+    found = dict(run(replay_of(expected)))
+    for name, trace in expected.items():
+        check_rough(tally, replace(trace, name=name), found[name])
     return found
 
 

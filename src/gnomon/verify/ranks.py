@@ -96,7 +96,7 @@ class RankedRunner(Runner):
             taps.selection.begin_step(batch.geometry.rows, batch.request_ids)
         hands = deal_rows(batch.geometry.rows, len(self._ranks), self._strategy)
         places = [torch.from_numpy(hand) for hand in hands]
-        hidden, nan_rows = self._forward(batch, taps.selection, places)
+        hidden, nan_rows = self._forward_ranks(batch, taps.selection, places)
         logits = self.logits(hidden.index_select(0, batch.logit_rows))
         if taps.logits is not None:
             self._tell(taps.logits, batch, hidden, logits)
@@ -108,7 +108,7 @@ class RankedRunner(Runner):
             prompt_logprobs=self._score_prompts(batch, hidden),
         )
 
-    def _forward(
+    def _forward_ranks(
         self, batch: Batch, tap: SelectionTap | None, hands: Sequence[Tensor]
     ) -> tuple[Tensor, Tensor]:
         """(hidden [R, D], NaN rows [R]) of all rows; zeros where a row is padding."""

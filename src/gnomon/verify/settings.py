@@ -37,6 +37,12 @@ class Sizes:
 WHOLE = Sizes(40, 64, 600)
 IN_ROUNDS = Sizes(20, 32, 300)  # a round of all laws: about a minute on one core
 
+ENGINE_FLAGS = (
+    "model", "dtype", "weights", "kv_layout", "index_layout", "attention_provider",
+    "prefill_backend", "decode_backend", "index_backend", "moe_backend", "linear_backend",
+    "provider_path",
+)  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifySettings:
@@ -88,7 +94,32 @@ class VerifySettings:
             ("--kv-cache-dtype",),
         ),
     ] = "auto"
-    block_size: A[int, Flag("tokens per cache page", ("--page-size",), least=1)] = 16
+    index_layout: A[str, Flag("byte format of the index keys: auto, or a layout's id")] = "auto"
+    device: A[str, Flag("where the engines run", choices=("auto", "cpu", "cuda"))] = "auto"
+    dtype: A[
+        str,
+        Flag(
+            "dtype of weights and activations; with 16 bits all choices are replayed",
+            choices=("float32", "bfloat16", "float16", "float64"),
+        ),
+    ] = "float32"
+    weights: A[
+        str,
+        Flag(
+            "FP8 weights: multiplied as they are, or dequantised; auto: fp8 where the device can",
+            choices=("auto", "fp8", "dequantise"),
+        ),
+    ] = "auto"
+    prefill_backend: A[str, Flag("who attends in prefill: auto, or a provider")] = "auto"
+    decode_backend: A[str, Flag("who attends in decode: auto, or a provider")] = "auto"
+    index_backend: A[str, Flag("who computes index scores: auto, or a provider")] = "auto"
+    moe_backend: A[str, Flag("who computes the experts: auto, or a provider")] = "auto"
+    linear_backend: A[str, Flag("who multiplies with FP8 weights: auto, or a provider")] = "auto"
+    provider_path: A[str | None, Flag("folder of libraries that are not installed")] = None
+    block_size: A[
+        int | None,
+        Flag("tokens per cache page; not given: 16, 64 on a GPU", ("--page-size",), least=1),
+    ] = None
     cpu_threads: A[
         int | None, Flag("threads of the CPU operators; not given: torch's own choice", least=1)
     ] = None
@@ -104,6 +135,10 @@ class VerifySettings:
     def given(self) -> Mapping[str, Value]:
         """The fields that differ from their default."""
         return given_flags(self)
+
+    def engine_flags(self) -> dict[str, Any]:
+        """Those that an engine has too, by its own names."""
+        return {name: getattr(self, name) for name in ENGINE_FLAGS}
 
     @property
     def sizes(self) -> Sizes:

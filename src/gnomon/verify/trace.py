@@ -1,7 +1,7 @@
 """Trace: all that one request showed on its way through a model: tokens, logits, choices, margins.
 
-In:  an EngineCore, requests, and when each of them arrives; perhaps choices and cached values to
-     replay.
+In:  an EngineCore, requests, and when each of them arrives; perhaps choices, cached values and
+     tokens to replay.
 Out: a Trace per request. Row p of every tensor belongs to position p. The token sampled last has
      no row: it was never run. Rows that came out of the prefix cache were not computed.
 Rows of the DENSE route, and rows that see at most K keys, have no list of their own in a recording;
@@ -11,20 +11,24 @@ Not here: comparing traces (margins.py), traces of transformers (oracle.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby
 
 import torch
 from torch import Tensor
 
 from gnomon.attention.taps import Recording, RecordingTap, ReplayTap, SelectionTap
-from gnomon.engine.assembly import Parts
 from gnomon.engine.core import EngineCore
 from gnomon.engine.messages import EngineRequest, OutputDelta
 from gnomon.engine.runner import Taps
-from gnomon.errors import NumericsError
-from gnomon.verify.cached_values import CachedValues, CacheTape, NamingTap, Replayed
+from gnomon.errors import GnomonError, NumericsError
+from gnomon.verify.cached_values import CachedValues, NamingTap, Replayed
+from gnomon.verify.captured import CapturedRunner
+from gnomon.verify.engines import TracedCore
+from gnomon.verify.forced_tokens import Tokens
+from gnomon.verify.known_choices import KnownChoices
+from gnomon.verify.logits_record import LogitsRecorder
+from gnomon.verify.roughness import Roughness
 
 Choices = Mapping[int, Tensor]  # by layer
 
@@ -45,6 +49,7 @@ class Trace:
     num_cached: int = 0
     num_dense_rows: int = 0  # computed rows that no indexer saw
     cached: CachedValues = field(default_factory=dict)  # empty where the cache does not round
+    roughness: Roughness | None = None  # of the engine's arithmetic; None: float32 or finer
 
     @property
     def output(self) -> tuple[int, ...]:
@@ -54,10 +59,14 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What a run takes from another one: its choices, and what that wrote into its cache."""
+    """What a run takes from another one: its choices, and what that wrote into its cache.
+
+    With `tokens` (prompt and output) too, own choices are kept beside those that are replayed.
+    """
 
     choices: Recording | None = None
     cache: Replayed = field(default_factory=dict)
+    tokens: Tokens | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,82 +77,65 @@ class Staging:
     replay: Replay = field(default_factory=Replay)
 
 
-class TracedCore(EngineCore):
-    """An engine that asks before each step whether there is time for it.
-
-    `tape`: over which its cache's values pass, where the cache rounds.
-    """
-
-    def __init__(
-        self, parts: Parts, check_time: Callable[[], None], tape: CacheTape | None = None
-    ) -> None:
-        super().__init__(parts)
-        self._check_time = check_time
-        self.tape = tape
-
-    def step(self) -> list[OutputDelta]:
-        """Bring the requests forward by one step."""
-        self._check_time()
-        return super().step()
-
-
-class LogitsRecorder:
-    """A LogitsTap that keeps every row."""
-
-    wants_every_row = True
-
-    def __init__(self) -> None:
-        self._rows: dict[str, list[tuple[list[int], Tensor]]] = {}
-
-    def logits(self, request_ids: Sequence[str], positions: Sequence[int], logits: Tensor) -> None:
-        """Keep the rows of each request; they stand together."""
-        start = 0
-        for name, group in groupby(request_ids):
-            stop = start + len(list(group))
-            rows = logits[start:stop].detach().float().cpu().clone()
-            self._rows.setdefault(name, []).append((list(positions[start:stop]), rows))
-            start = stop
-
-    def of(self, name: str, num_rows: int) -> tuple[Tensor, Tensor]:
-        """(logits [n, V], is_computed [n]); a row computed twice is as it was last."""
-        seen = self._rows[name]
-        logits = torch.full((num_rows, seen[0][1].shape[1]), torch.nan)
-        is_computed = torch.zeros(num_rows, dtype=torch.bool)
-        for positions, rows in seen:
-            place = torch.tensor(positions)
-            logits[place], is_computed[place] = rows, True
-        return logits, is_computed
-
-
 def drive(
     core: EngineCore, requests: Sequence[EngineRequest], staging: Staging | None = None
 ) -> dict[str, Trace]:
     """Run requests to their end, together, and tell what each showed.
 
-    Raises NumericsError if a request ends by a fault, GnomonError if pages or queues are left in
-    disorder.
+    A core with captured steps shows tokens, and the logits that they were sampled from. Raises
+    NumericsError if a request ends by a fault, GnomonError if pages or queues are left in disorder,
+    or if a captured core is to replay something.
     """
     staging = staging or Staging()
-    recorder = RecordingTap() if staging.replay.choices is None else None
-    selection: SelectionTap = recorder or ReplayTap(staging.replay.choices or Recording())
-    tape = core.tape if isinstance(core, TracedCore) else None
-    if tape is not None:
-        tape.restart(staging.replay.cache)
-        selection = NamingTap(selection, tape)
+    own = core if isinstance(core, TracedCore) else None
+    if own is not None and own.captured is not None:
+        return _drive_captured(core, own.captured, requests, staging)
+    selection = _selection_tap(staging.replay)
+    listener: SelectionTap = selection
+    if own is not None:
+        own.sampler.given = staging.replay.tokens or {}
+        if own.tape is not None:
+            own.tape.restart(staging.replay.cache)
+            listener = NamingTap(selection, own.tape)
     logits = LogitsRecorder()
-    core.taps = Taps(selection=selection, logits=logits)
+    core.taps = Taps(selection=listener, logits=logits)
     try:
         deltas = _run(core, requests, staging.arrivals)
     finally:
         core.taps = None
     core.check_integrity()
-    recording = Recording() if recorder is None else recorder.recording
+    recording = Recording() if isinstance(selection, ReplayTap) else selection.recording
     traces = [
         _trace(request, deltas[request.request_id], logits, recording) for request in requests
     ]
-    if tape is not None:
-        traces = [replace(one, cached=tape.of(one.name, len(one.logits))) for one in traces]
+    if own is not None and own.tape is not None:
+        traces = [replace(one, cached=own.tape.of(one.name, len(one.logits))) for one in traces]
+    if own is not None and own.roughness is not None:
+        traces = [replace(one, roughness=own.roughness) for one in traces]
     return {trace.name: trace for trace in traces}
+
+
+def _selection_tap(replay: Replay) -> RecordingTap | KnownChoices | ReplayTap:
+    if replay.tokens is not None:
+        return KnownChoices(replay.choices or Recording())
+    return RecordingTap() if replay.choices is None else ReplayTap(replay.choices)
+
+
+def _drive_captured(
+    core: EngineCore,
+    captured: CapturedRunner,
+    requests: Sequence[EngineRequest],
+    staging: Staging,
+) -> dict[str, Trace]:
+    if staging.replay != Replay():
+        raise GnomonError("captured steps take nothing from another run")
+    captured.restart()
+    deltas = _run(core, requests, staging.arrivals)
+    core.check_integrity()
+    return {
+        one.request_id: _trace(one, deltas[one.request_id], captured.seen, Recording())
+        for one in requests
+    }
 
 
 def _run(

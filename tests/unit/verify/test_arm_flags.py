@@ -38,7 +38,7 @@ def test_no_flag_is_the_engine_as_it_is() -> None:
     ("text", "message"),
     [
         ("kv_layut=fp8", "Did you mean 'kv_layout'"),
-        ("zzz=1", "Allowed: cp, cp_strategy, rows, dtype"),
+        ("zzz=1", "Allowed: cp, cp_strategy, rows, graphs, dtype"),
         ("model=x", "no key is called 'model'"),
         ("tensor_parallel_size=2", "no key is called"),
         ("shadow=0.1", "no key is called"),

@@ -12,6 +12,7 @@ from gnomon.verify.law import Law
 from gnomon.verify.laws import (
     batching,
     bfloat16,
+    captured,
     memory,
     operators,
     reference,
@@ -31,6 +32,7 @@ LAWS: tuple[Law, ...] = (
     *batching.LAWS,
     *memory.LAWS,
     *sampling.LAWS,
+    *captured.LAWS,
 )
 
 

@@ -89,7 +89,7 @@ def _padding(context: Context) -> Tally:
 def _pieces(context: Context) -> Tally:
     """Scores of a few rows and one page at a time; dense context page by page."""
     tally = context.tally()
-    dims, page = context.config.attention_dims(), context.settings.block_size
+    dims, page = context.config.attention_dims(), context.block_size
     floats = page * (FEW_ROWS * (1 + dims.index_num_heads) + dims.index_head_dim)
     budget = Budget(score_bytes=4 * floats, context_rows=page)
     tally.note(f"scores cut to {budget.score_bytes} bytes, context to {page} keys")

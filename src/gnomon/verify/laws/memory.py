@@ -13,13 +13,14 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
+from gnomon.attention.taps import Recording
 from gnomon.engine.core import EngineCore
 from gnomon.engine.messages import EngineRequest
 from gnomon.verify.context import Arm, Context
 from gnomon.verify.law import Law, check_arm
 from gnomon.verify.prompts import Prompt, draw_prompt
 from gnomon.verify.result import NotRunError, Tally
-from gnomon.verify.trace import Replay, Staging, Trace, drive
+from gnomon.verify.trace import Replay, Staging, Trace, drive, recording_of
 
 CROWD = 8  # requests in a cache that is too small for them
 MAX_PAGES_SHARED = 3
@@ -29,7 +30,7 @@ LATE = 6  # steps after which important requests begin to come
 
 def _prefixes(context: Context) -> Tally:
     """One case per residue: the second of two prompts that share a prefix."""
-    page, longest = context.settings.block_size, context.longest
+    page, longest = context.block_size, context.longest
     if longest < 2 * page:
         raise NotRunError(f"prompts of {longest} tokens hold less than two pages of {page}")
     rng = random.Random(f"{context.settings.seed}:prefixes")
@@ -55,9 +56,16 @@ def _prefixes(context: Context) -> Tally:
         for first, name, length in zip(firsts, names, shared, strict=True)
     }  # what both have in common is written by the first
 
+    chosen = None
+    if context.roughness() is not None:
+        chosen = _prefix_choices(expected, dict(zip(names, firsts, strict=True)), shared)
+
     def run(replay: Replay) -> Mapping[str, Trace]:
         core = context.engine(Arm({"enable_prefix_caching": True}))
-        drive(core, firsts, Staging(replay=Replay(cache=of_firsts)))
+        known = Replay(cache=of_firsts)
+        if chosen is not None:
+            known = Replay(chosen, of_firsts, {})
+        drive(core, firsts, Staging(replay=known))
         return drive(core, seconds, Staging(replay=replay))
 
     found = check_arm(tally, expected, run)
@@ -67,6 +75,18 @@ def _prefixes(context: Context) -> Tally:
             cached == num_shared, f"{name}: {cached} tokens came from the cache, not {num_shared}"
         )
     return tally
+
+
+def _prefix_choices(
+    expected: Mapping[str, Trace], firsts: Mapping[str, EngineRequest], shared: Sequence[int]
+) -> Recording:
+    """What the second requests chose over the pages that they share, for the first ones to do."""
+    given, found = recording_of(expected), Recording()
+    for (name, first), length in zip(firsts.items(), shared, strict=True):
+        for kept, source in ((found.index, given.index), (found.experts, given.experts)):
+            own = {layer: ids for (layer, owner), ids in source.items() if owner == name}
+            kept.update({(layer, first.request_id): ids[:length] for layer, ids in own.items()})
+    return found
 
 
 def _with_tail(context: Context, prefix: Prompt, first: int, rng: random.Random) -> Prompt:
@@ -142,14 +162,14 @@ def _run_crowd(
 def just_enough(context: Context, crowd: Sequence[Prompt]) -> dict[str, int]:
     """Pages for the longest request of the crowd, and the null page."""
     longest = max(len(prompt) for prompt in crowd) + context.sizes.max_tokens
-    pages = -(-longest // context.settings.block_size) + 1
+    pages = -(-longest // context.block_size) + 1
     return {"num_kv_pages": pages, "max_model_len": longest}
 
 
 def snug(context: Context, crowd: Sequence[Prompt]) -> dict[str, int]:
     """Pages for all prompts of the crowd, so that all can start, but hardly for what follows."""
     least = just_enough(context, crowd)
-    size = context.settings.block_size
+    size = context.block_size
     pages = 2 + sum(-(-len(prompt) // size) for prompt in crowd)
     return {**least, "num_kv_pages": max(pages, least["num_kv_pages"])}
 

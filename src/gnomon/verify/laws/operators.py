@@ -11,6 +11,7 @@ Both report the worst share of what is allowed.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -18,9 +19,11 @@ from torch import Tensor
 from gnomon.attention.dispatch import OpNeed, Provider
 from gnomon.attention.layouts import IndexKeyDims, KVLayout, LatentDims
 from gnomon.attention.layouts.registry import candidates
+from gnomon.attention.providers.external.provider import ExternalProvider
 from gnomon.attention.spec import SPECS, Scale, check_provider
 from gnomon.verify.context import Context
 from gnomon.verify.law import Law
+from gnomon.verify.on_device import OnDevice
 from gnomon.verify.result import Tally
 
 UNIT = "of allowed"
@@ -34,13 +37,26 @@ PAGE = 4
 def _operators(context: Context) -> Tally:
     tally = context.tally(UNIT)
     choices = context.survey().choices
+    dims = context.config.attention_dims()
+    scales = Scale(), replace(Scale(), dims=dims, page_size=context.block_size)
+    outside: set[str] = set()
     for done, choice in enumerate(choices):
+        provider = choice.provider
+        if isinstance(provider, ExternalProvider):
+            outside.add(provider.name)
+            continue
+        if context.device != "cpu":
+            provider = OnDevice(provider, context.device)
         for dtype in DTYPES:
-            if choice.provider.supports(choice.op, OpNeed(dtype=dtype)).is_ok:
-                for scale in (Scale(), Scale(dims=context.config.attention_dims())):
-                    _check(tally, choice.op, choice.provider, dtype, scale, context.settings.seed)
+            if provider.supports(choice.op, OpNeed(device=context.device, dtype=dtype)).is_ok:
+                for scale in scales:
+                    _check(tally, choice.op, provider, dtype, scale, context.settings.seed)
         context.step(done, len(choices))
-    tally.note("providers: " + ", ".join(sorted({choice.provider.name for choice in choices})))
+    names = {choice.provider.name for choice in choices} - outside
+    tally.note("providers: " + ", ".join(sorted(names)))
+    if outside:
+        named = ", ".join(sorted(outside))
+        tally.note(f"{named}: built for sizes of their own; the laws of the engine run them")
     return tally
 
 

@@ -3,6 +3,8 @@
 The reference provider computes every attention operator by loops in float64, through the same cache
 layout. Where the cache rounds there is no peer in transformers, and this is the law in its place:
 each kernel, in place, over whole runs of the model, with its selections and what it wrote.
+On a GPU it is the engine on the CPU, with the torch provider, whose kernels are held to the loops
+by the law of operators: the same weights, the same layouts, another device.
 Prompts are few and short: loops are slow.
 """
 
@@ -12,6 +14,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from gnomon.engine.messages import EngineRequest
+from gnomon.engine.operators import BACKENDS
 from gnomon.verify.context import Arm, Context
 from gnomon.verify.law import Law, check_arm
 from gnomon.verify.prompts import PromptRule, draw_prompts
@@ -41,7 +44,18 @@ def _test(context: Context) -> Tally:
 
 
 def _run_slowly(context: Context, request: EngineRequest, replay: Replay) -> Mapping[str, Trace]:
-    return context.run(Arm({"attention_provider": PROVIDER}), [request], Staging(replay=replay))
+    return context.run(_slow_arm(context), [request], Staging(replay=replay))
+
+
+def _slow_arm(context: Context) -> Arm:
+    """The reference here; the CPU's engine where this is a GPU, over the GPU's layouts."""
+    if context.device == "cpu":
+        return Arm({"attention_provider": PROVIDER})
+    resolved = context.survey().resolved
+    flags: dict[str, object] = dict.fromkeys(BACKENDS, "auto")
+    flags |= {"device": "cpu", "attention_provider": "torch", "weights": "auto"}
+    flags |= {"kv_layout": resolved.latent_layout.id, "index_layout": resolved.index_layout.id}
+    return Arm(flags)
 
 
 LAWS = (Law("reference", "every route = the plain reference, over the same cache layout", _test),)

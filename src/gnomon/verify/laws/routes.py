@@ -13,12 +13,14 @@ from collections.abc import Sequence
 
 import torch
 
+from gnomon.attention.taps import Recording
 from gnomon.verify.context import MATES, Arm, Context
-from gnomon.verify.law import Law, Run, check_arm, describe
+from gnomon.verify.law import ROUGH_UNIT, Law, Run, check_arm, describe
 from gnomon.verify.margins import AMONG_OURS, compare
 from gnomon.verify.prompts import Prompt, draw_prompts
 from gnomon.verify.result import NotRunError, Tally
-from gnomon.verify.trace import Replay, Staging, Trace, cache_of
+from gnomon.verify.rough_comparison import compare_rough
+from gnomon.verify.trace import Replay, Staging, Trace, cache_of, recording_of
 
 CHANGE = 1e-2  # at logits of standard deviation 1, far above rounding
 
@@ -93,10 +95,19 @@ def _own_width(context: Context) -> Tally:
         name: {part: kept.until(topk) for part, kept in parts.items()}
         for name, parts in cache_of(expected).items()
     }  # later rows attend other keys, and rightly write other values
-    found = _run(context, Arm(), prompts, 1)(Replay(cache=cache))
+    roughness = context.roughness()
+    replay = Replay(cache=cache)
+    if roughness is not None:  # key lists are what differs; experts are not
+        chosen = {key: ids[:topk] for key, ids in recording_of(expected).experts.items()}
+        replay = Replay(Recording(experts=chosen), cache, {})
+        tally.unit = ROUGH_UNIT
+    found = _run(context, Arm(), prompts, 1)(replay)
     for name, trace in expected.items():
         short, long = (_rows(one, slice(None, topk)) for one in (trace, found[name]))
-        compared = compare(short, long, AMONG_OURS)
+        if roughness is None:
+            compared = compare(short, long, AMONG_OURS)
+        else:
+            compared = compare_rough(short, long, roughness)
         beyond = (trace.logits[topk:] - found[name].logits[topk:]).abs().amax(-1)
         change = float(beyond.max()) / max(1.0, float(trace.logits.std()))
         failure = None

@@ -56,8 +56,14 @@ def note_conditions(context: Context, tally: Tally) -> None:
 
 def require_exact_cache(context: Context, arm: Arm) -> None:
     """Raise NotApplicableError where the cache rounds: transformers has no such cache."""
+    resolved = context.survey(arm).resolved
+    if resolved.has_fp8:
+        raise NotApplicableError(
+            "transformers multiplies dequantised weights, and here rows are rounded to FP8 too: "
+            "--weights dequantise, or the law 'reference'"
+        )
     if context.cache_rounds(arm):
-        layout = context.survey(arm).resolved.latent_layout.id
+        layout = resolved.latent_layout.id
         raise NotApplicableError(
             f"transformers keeps its cache in full precision, and {layout} rounds; the law "
             "'reference' compares over the same layout"
@@ -66,6 +72,12 @@ def require_exact_cache(context: Context, arm: Arm) -> None:
 
 def study(context: Context) -> list[Study]:
     """Run and compare all prompts, once per context."""
+    if context.roughness() is not None:
+        dtype = context.settings.dtype
+        raise NotApplicableError(
+            f"free runs in {dtype} choose otherwise at close scores; the laws "
+            "'transformers_bfloat16' and 'reference' replay the choices"
+        )
     require_exact_cache(context, transformers_arm(context))
     return context.once("transformers", lambda: _study(context))
 
