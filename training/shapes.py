@@ -43,15 +43,7 @@ _BOTH: dict[str, Any] = {
     "max_position_embeddings": 8192,
     "tie_word_embeddings": False,
     "num_nextn_predict_layers": 1,
-    "torch_dtype": "bfloat16",
-}
-_TINY: dict[str, Any] = {
-    **_BOTH,
-    "model_type": "deepseek_v32",
     "num_hidden_layers": 6,
-    "n_group": 4,
-    "topk_group": 2,
-    "rms_norm_eps": 1e-6,
     "rope_parameters": {
         "rope_type": "yarn",
         "rope_theta": 10000.0,
@@ -62,19 +54,25 @@ _TINY: dict[str, Any] = {
         "mscale": 1.0,
         "mscale_all_dim": 1.0,
     },
+    "torch_dtype": "bfloat16",
+}
+_TINY: dict[str, Any] = {
+    **_BOTH,
+    "model_type": "deepseek_v32",
+    "n_group": 4,
+    "topk_group": 2,
+    "rms_norm_eps": 1e-6,
     "bos_token_id": BOS_ID,
     "eos_token_id": EOS_ID,
 }
 _TINY_GLM: dict[str, Any] = {
     **_BOTH,
     "model_type": "glm_moe_dsa",
-    "num_hidden_layers": 8,
     "n_group": 1,
     "topk_group": 1,
     "rms_norm_eps": 1e-5,
-    "indexer_types": [f"{kind}" for kind in ("full",) * 3 + ("shared",) * 3 + ("full", "shared")],
+    "indexer_types": ["full", "full", "shared", "shared", "shared", "full"],
     "indexer_rope_interleave": True,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 8e6},
     "bos_token_id": None,
     "eos_token_id": list(GLM_STOP_IDS),
 }
