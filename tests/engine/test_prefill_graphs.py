@@ -6,6 +6,7 @@ tokens mean equal computation. Steps: fresh prompts, chunks behind a context, de
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import numpy as np
@@ -138,7 +139,7 @@ def test_padding_of_a_bucket_changes_nothing(model, lengths):
         found = hidden(parts, batch, MOST)
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
         graphs = graphs_of(parts)
-        assert bool(graphs._captured[MOST].hidden.isfinite().all())
+        assert bool(graphs.buffers.stream(MOST).isfinite().all())
         assert not bool(graphs.buffers.attended(MOST)[batch.geometry.rows.num_rows :].any())
         hidden(parts, full, MOST)
 
@@ -164,7 +165,7 @@ def test_rows_behind_a_small_step_hold_nothing_of_a_poisoned_large_one():
     assert not bool(hidden(parts, full, MOST)[0].isfinite().any())
     weight.copy_(kept)
     torch.testing.assert_close(hidden(parts, few, MOST), expected, rtol=1e-9, atol=1e-9)
-    assert bool(graphs_of(parts)._captured[MOST].hidden.isfinite().all())
+    assert bool(graphs_of(parts).buffers.stream(MOST).isfinite().all())
 
 
 def test_nothing_that_a_replay_reads_moves():
@@ -172,15 +173,28 @@ def test_nothing_that_a_replay_reads_moves():
     graphs = graphs_of(core._parts)
 
     def addresses() -> list[int]:
-        held = [captured.hidden for captured in graphs._captured.values()]
+        held = [pool.storage for pool in core._parts.cache.pools.values()]
         for captured in graphs._captured.values():
-            held += [out for segment in captured.segments for out in segment.asked]
             held += captured.rotations.tensors()
         return [*graphs.buffers.addresses(), *(tensor.data_ptr() for tensor in held)]
 
     before = addresses()
     run(core, mixed_requests())
+    gc.collect()
     assert addresses() == before
+
+
+def test_sizes_take_turns_while_memory_is_reused():
+    parts = graph_parts(captured_tokens=32)
+    batches = {rows: batch_of(parts, [rows]) for rows in (13, 7, 30)}
+    expected = {rows: hidden(parts, batch, None) for rows, batch in batches.items()}
+    kept = []
+    for rows in (13, 7, 13, 30, 7, 13):
+        bucket = graphs_of(parts).bucket_of(rows)
+        found = hidden(parts, batches[rows], bucket)
+        torch.testing.assert_close(found, expected[rows], rtol=1e-9, atol=1e-9)
+        gc.collect()
+        kept.append([torch.full((size,), torch.nan) for size in (64, 512, 4096)])
 
 
 def test_prompts_are_scored_as_by_eager_steps():

@@ -69,31 +69,6 @@ class CudaRecorder:
         return graph.replay, outputs
 
 
-def lent(output: Tensor) -> Tensor:
-    """A recorded output's memory without a hold on it: later recordings may take it for theirs.
-
-    It is a view by address. The recorder's graphs hold their pool, and the pool the memory. On a
-    CPU, where nobody has such a pool, it is the output itself.
-    """
-    if not output.is_cuda:
-        return output
-    return torch.as_tensor(_Address(output), device=output.device).view(output.dtype)
-
-
-class _Address:
-    """A strided piece of device memory, as `__cuda_array_interface__` describes one."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        size = tensor.itemsize
-        self.__cuda_array_interface__ = {
-            "version": 3,
-            "typestr": f"<i{size}",  # integers of that size: the interface knows no bfloat16
-            "shape": tuple(tensor.shape),
-            "strides": tuple(stride * size for stride in tensor.stride()),
-            "data": (tensor.data_ptr(), False),
-        }
-
-
 @dataclass(frozen=True, slots=True)
 class GraphRules:
     """Sizes of the captured steps. `buckets` ascend; no request has more than `max_len` tokens."""

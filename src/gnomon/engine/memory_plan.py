@@ -173,9 +173,11 @@ def graph_bytes(model: ModelConfig, dtype: torch.dtype, sizes: StepSizes, num_ra
     A captured prefill step holds no index scores and no context: attention runs outside.
     """
     heads = -(-model.num_attention_heads // num_ranks)
-    attended = sizes.graph_tokens * (heads * model.v_head_dim * dtype.itemsize + SEGMENT_ROW_BYTES)
+    head = model.qk_nope_head_dim + model.qk_rope_head_dim + model.v_head_dim
+    asked = heads * head + model.index_n_heads * model.index_head_dim + model.hidden_size
     row = _row_bytes(model, dtype, num_ranks)
-    rows = row * sizes.num_seqs + row * sizes.graph_tokens + attended
+    prefill = sizes.graph_tokens * (row + asked * dtype.itemsize + SEGMENT_ROW_BYTES)
+    rows = row * sizes.num_seqs + prefill
     logits = sizes.num_seqs * -(-model.vocab_size // num_ranks) * (8 + dtype.itemsize)
     tables = 8 * sizes.num_seqs * -(-sizes.max_len // 64)
     return rows + logits + tables + _score_bytes(sizes.num_seqs, sizes.max_len, model)

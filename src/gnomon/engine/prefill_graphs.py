@@ -9,8 +9,8 @@ products, rotation, cache writes. In between, eagerly and on the live rows alone
 top-k and attention, with the step's own geometry, plan and operators: whatever reads keys. They
 read what the graph before left, and write into one buffer at a fixed address that the graph after
 reads. Rows behind the live ones follow the padding contract and reach no live row.
-What a graph leaves for the attention behind it is lent: the memory belongs to the pool, which the
-graphs hold, and later graphs take it again, so that one layer's worth serves all layers.
+What passes from one to the next passes through SegmentBuffers, which outlive every graph; a graph's
+own memory is read by itself alone.
 Graph = eager is a law; tests replay the same work without CUDA by another `Recorder`.
 Not here: which steps come here (runner.py), the head and sampling (runner.py, sampler.py).
 """
@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gnomon.attention.geometry import Geometry, RowTensor
+from gnomon.attention.geometry import RowTensor
 from gnomon.attention.indices import KeySet
 from gnomon.attention.layouts.base import PagedPool
 from gnomon.attention.ops.operators import Operators
@@ -36,13 +36,14 @@ from gnomon.attention.segment_plan import (
 )
 from gnomon.attention.step import AttentionStep
 from gnomon.engine.batch import Batch
-from gnomon.engine.graphs import MIB, GraphRules, Outputs, Recorder, Work, lent, reserved_bytes
+from gnomon.engine.graphs import MIB, GraphRules, Outputs, Recorder, Work, reserved_bytes
 from gnomon.engine.segment_buffers import SegmentBuffers
 from gnomon.errors import GeometryError
 from gnomon.models.indexer import IndexQuery
 from gnomon.models.mla import Query
 from gnomon.models.rotation import Rotations
 from gnomon.models.sparse_mla_model import (
+    DecoderLayer,
     ForwardOutput,
     LayerQueries,
     SparseMlaModel,
@@ -54,24 +55,11 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Segment:
-    """How to replay one part, and what it leaves for the attention behind it, of the bucket's rows.
-
-    ``asked``: queries without position [R, H, dn], with it [R, H, D_r] and, of a layer that
-    selects, index queries [R, Hi, Di] and head weights [R, Hi]. Of the last part: nothing.
-    """
-
-    replay: Callable[[], None]
-    asked: Outputs
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class _Captured:
-    """One bucket: its parts in order, hidden [R, D], and what the recordings must not outlive."""
+    """One bucket: how to replay its parts in order, and what the recordings must not outlive."""
 
-    segments: tuple[_Segment, ...]
-    hidden: Tensor
-    geometry: Geometry
+    replays: tuple[Callable[[], None], ...]
+    step: AttentionStep
     rows: SegmentRows
     rotations: Rotations
 
@@ -91,11 +79,8 @@ class PrefillGraphs:
         self.rules = rules
         self._model, self._pools, self._ops = model, pools, ops
         self._recorder = recorder
-        most, config = rules.buckets[-1], model.config
-        width = config.num_attention_heads * config.v_head_dim
-        dtype = model.embedding.dtype
-        attended = torch.zeros((most, width), dtype=dtype, device=rules.device)
-        self.buffers = SegmentBuffers(rules.groups, most, attended, rules.device)
+        most, dtype = rules.buckets[-1], model.embedding.dtype
+        self.buffers = SegmentBuffers(rules.groups, most, model.config, dtype, rules.device)
         self._captured: dict[int, _Captured] = {}
 
     @property
@@ -149,16 +134,16 @@ class PrefillGraphs:
         keys: KeySet | None = None
         faults: list[RowTensor] = []
         for number, layer in enumerate(self._model.layers):
-            segment = captured.segments[number]
-            segment.replay()
+            captured.replays[number]()
             ops.begin_layer(number)
-            found = layer.attend(_live(segment.asked, step), keys, step)
+            asked = self.buffers.asked(rows.num_rows, _num_asked(layer))
+            found = layer.attend(_live(asked, step), keys, step)
             assert isinstance(found.data, Tensor)  # FP8 is for steps that decode
             attended.copy_(found.data)
             keys = found.keys
             faults += [found.nan_rows] if found.nan_rows is not None else []
-        captured.segments[-1].replay()
-        hidden = captured.hidden[: rows.num_rows]
+        captured.replays[-1]()
+        hidden = self.buffers.stream(rows.num_rows)
         return ForwardOutput(RowTensor(rows, hidden), any_fault(step, faults))
 
     def _record(self, bucket: int) -> _Captured:
@@ -169,61 +154,61 @@ class PrefillGraphs:
         plan = plan_segments(geometry, self.rules.dims)
         step = AttentionStep(geometry, plan, self._pools, self._ops)
         rotations = self._model.rotations(step)
-        segments: list[_Segment] = []
-        x: Tensor | None = None
+        replays: list[Callable[[], None]] = []
         for number in range(len(self._model.layers) + 1):
-            work = (
-                self._begin(rows, rotations, step)
-                if x is None
-                else self._go_on(number, x, rotations, step)
-            )
-            replay, outputs = self._recorder.record(work)
-            replay()  # what the next part reads while it is recorded is finite
-            *asked, x = outputs  # x is held until nobody records a reader of it any more
-            segments.append(_Segment(replay, tuple(map(lent, asked))))
-            del work, outputs, asked  # what is lent may be taken again from the next part on
-        assert x is not None
-        return _Captured(tuple(segments), lent(x), geometry, rows, rotations)
+            replay, _ = self._recorder.record(self._work(number, rows, rotations, step))
+            replay()  # the next part reads numbers while it is recorded
+            replays.append(replay)
+        return _Captured(tuple(replays), step, rows, rotations)
 
-    def _begin(self, rows: SegmentRows, rotations: Rotations, step: AttentionStep) -> Work:
-        """The first part: rotations and embeddings of the rows, then as the others end."""
+    def _work(
+        self, number: int, rows: SegmentRows, rotations: Rotations, step: AttentionStep
+    ) -> Work:
+        """Part ``number``: layer number - 1 from its attention on, layer ``number`` up to its own.
+
+        The first one begins with rotations and embeddings, the last one ends with the norm.
+        """
+        model, bucket = self._model, rows.token_ids.shape[0]
+        stream, attended = self.buffers.stream(bucket), self.buffers.attended(bucket)
 
         def work() -> Outputs:
-            for kept, found in zip(
-                rotations.tensors(), self._model.rotations(step).tensors(), strict=True
-            ):
+            if number == 0:
+                looked_up = model.rotations(step).tensors()
+                for kept, found in zip(rotations.tensors(), looked_up, strict=True):
+                    kept.copy_(found)
+                behind: Stream = (model.embed(rows.token_ids), None)
+            else:
+                behind = model.leave(number - 1, stream, attended, step)
+            if number == len(model.layers):
+                stream.copy_(model.finish(behind, step.ops))
+                return ()
+            x, queries = model.enter(number, behind, rotations, step)
+            stream.copy_(x)
+            asked = self.buffers.asked(bucket, _num_asked(model.layers[number]))
+            for kept, found in zip(asked, _asked(queries), strict=True):
                 kept.copy_(found)
-            return self._enter(0, (self._model.embed(rows.token_ids), None), rotations, step)
+            return ()
 
         return work
 
-    def _go_on(self, number: int, x: Tensor, rotations: Rotations, step: AttentionStep) -> Work:
-        """Part ``number``: layer number - 1 from its attention on, the next one up to its own."""
-        attended = self.buffers.attended(x.shape[0])
 
-        def work() -> Outputs:
-            stream = self._model.leave(number - 1, x, attended, step)
-            if number == len(self._model.layers):
-                return (self._model.finish(stream, step.ops),)
-            return self._enter(number, stream, rotations, step)
+def _num_asked(layer: DecoderLayer) -> int:
+    """How many tensors a layer asks attention with."""
+    return 2 if layer.indexer is None else 4
 
-        return work
 
-    def _enter(
-        self, number: int, stream: Stream, rotations: Rotations, step: AttentionStep
-    ) -> Outputs:
-        """What layer ``number`` asks of attention, and the stream."""
-        x, queries = self._model.enter(number, stream, rotations, step)
-        asked = [queries.query.nope.data, queries.query.rope.data]
-        if queries.index is not None:
-            asked += [queries.index.query.data, queries.index.weights.data]
-        return (*asked, x)
+def _asked(queries: LayerQueries) -> Outputs:
+    """The tensors, as SegmentBuffers.asked orders them."""
+    asked = (queries.query.nope.data, queries.query.rope.data)
+    if queries.index is None:
+        return asked
+    return (*asked, queries.index.query.data, queries.index.weights.data)
 
 
 def _live(asked: Outputs, step: AttentionStep) -> LayerQueries:
-    """What a part left, of the live step's rows: on its axis, and on that of its SPARSE rows."""
+    """The same of the live step: on its axis, and on that of its SPARSE rows."""
     rows, sparse = step.geometry.rows, step.plan.sparse
-    nope, rope, *index = (RowTensor(rows, data[: rows.num_rows]) for data in asked)
+    nope, rope, *index = (RowTensor(rows, data) for data in asked)
     query = Query(nope, rope)
     if not index or sparse is None:
         return LayerQueries(query, None)
