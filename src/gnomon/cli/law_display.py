@@ -9,6 +9,7 @@ Not here: the laws, the table of results (verify.py).
 from __future__ import annotations
 
 import sys
+import time
 from types import TracebackType
 from typing import Self
 
@@ -27,6 +28,7 @@ class LawDisplay:
         self._bar: Progress | None = None
         self._task: TaskID | None = None
         self._law = ""
+        self._began = time.monotonic()
         if console.is_terminal:
             self._bar = Progress(
                 TextColumn("{task.description:<22}"),
@@ -58,7 +60,8 @@ class LawDisplay:
         self._show_time()
         if self._bar is None:
             if law != self._law and self._round == 1:
-                print(f"testing {law}", file=sys.stderr, flush=True)
+                seconds = time.monotonic() - self._began
+                print(f"testing {law} (at {seconds:.0f} s)", file=sys.stderr, flush=True)
         elif self._task is None or law != self._law:
             if self._task is not None:
                 self._bar.remove_task(self._task)

@@ -69,7 +69,8 @@ class LoadingDisplay:
             done >= total and self._printed.get(stage) != 1.0
         ):
             self._printed[stage] = share
-            self._line(f"  {stage} {share:.0%} {amount}")
+            seconds = time.monotonic() - self._began
+            self._line(f"  {stage} {share:.0%} {amount} at {seconds:.1f} s")
 
     def _line(self, text: str) -> None:
         if self._bar is not None:

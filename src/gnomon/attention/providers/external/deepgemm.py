@@ -5,8 +5,10 @@ Out: as there.
 Contract of the library: kernels.md §1.4, §1.5, §1.14. Under index_k_132 queries and keys are e4m3
 codes times a power of two by definition, so their codes are taken back exactly (codes.py) and the
 query's scale, the softmax scale and the head weight become one fp32 weight a head.
-Kernels are compiled at first use by nvcc: a CUDA toolkit is needed (CUDA_HOME), and the first call
-of a shape class takes seconds; compiled kernels are kept in ~/.deep_gemm.
+Kernels are compiled at first use, and the first call of a shape class takes seconds; compiled ones
+are kept in ~/.deep_gemm. A CUDA toolkit is needed (CUDA_HOME). NVRTC, which the library calls in
+this process, builds them quicker than nvcc and is asked for (DG_JIT_USE_NVRTC) unless the user's
+environment says otherwise.
 A cached key that holds NaN scores 0 through pages (relu drops the NaN of its codes), else NaN.
 Found as `deep_gemm`, inside vLLM, or in --provider-path (a folder, or deep_gemm-*.tar.xz).
 """
@@ -14,6 +16,7 @@ Found as `deep_gemm`, inside vLLM, or in --provider-path (a folder, or deep_gemm
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -32,6 +35,7 @@ from gnomon.errors import UnsupportedError
 
 NAME = "deepgemm"
 URL = "https://github.com/deepseek-ai/DeepGEMM"
+BUILDER = "DG_JIT_USE_NVRTC"
 PAGE_SIZE = 64
 HEAD_DIM = 128
 BLOCK_ROWS = 2048
@@ -286,6 +290,7 @@ def find(places: Places) -> Any:
             "compiles its kernels with nvcc, and none is here: install a CUDA toolkit (12.3 or "
             "later) and set CUDA_HOME"
         )
+    os.environ.setdefault(BUILDER, "1")  # read by the library when it builds its first kernel
     module = places.module("deep_gemm")
     if module is None:
         raise missing("deep_gemm", URL, "deep_gemm or deep_gemm-*.tar.xz")
