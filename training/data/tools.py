@@ -53,7 +53,10 @@ PARAMETERS: dict[str, tuple[str, Maker, tuple[str, ...]]] = {
     "level": ("integer", lambda d: d.randint(1, 100), ("at level {v}", "with level {v}")),
     "urgent": ("boolean", lambda d: d.random() < 0.5, ("with urgent {v}", "urgent: {v}")),
 }
-WILD = 0.3  # of the names in training are any words
+# Shares in training, which is to be harder than what is measured:
+WILD = 0.3  # of names are any words
+ALIKE = 0.4  # of functions are named like another one
+TWICE = 0.2  # of requests ask for two calls
 
 
 def parameter(key: str) -> tuple[str, Maker, tuple[str, ...]]:
@@ -75,13 +78,21 @@ OPENERS = ("", "Please ", "Could you ", "I want to ", "Can you ", "Now ")
 RESULTS = ("done", "ok", "{n}", "{n} items", "sunny, {n} degrees", "not found", "{word}")
 
 
-def tool(dice: random.Random, held_out: bool) -> tuple[dict[str, Any], list[str]]:
-    """An OpenAI tool object and the names of its parameters."""
+def function_name(dice: random.Random, held_out: bool, like: str = "") -> str:
+    """A verb and a noun; `like`: a name that it shares one of the two with."""
     while True:
         is_wild = not held_out and dice.random() < WILD
         name = f"{dice.choice(VERBS)}_{word(dice) if is_wild else dice.choice(NOUNS)}"
+        if like:
+            (verb, noun), (same_verb, same_noun) = name.split("_"), like.split("_")
+            name = f"{verb}_{same_noun}" if dice.random() < 0.5 else f"{same_verb}_{noun}"
         if is_held_out(name) == held_out:
-            break
+            return name
+
+
+def tool(dice: random.Random, held_out: bool, like: str = "") -> tuple[dict[str, Any], list[str]]:
+    """An OpenAI tool object and the names of its parameters; `like`: see function_name."""
+    name = function_name(dice, held_out, like)
     chosen = dice.sample(sorted(PARAMETERS), dice.choice((0, 1, 1, 1, 1, 2, 2)))
     if not held_out:
         chosen = [word(dice) if dice.random() < WILD else key for key in chosen]
@@ -124,11 +135,15 @@ def task(
     dice: random.Random, held_out: bool = False
 ) -> tuple[list[dict[str, Any]], str, list[Call]]:
     """Tools, a request, and its calls (one; seldom two)."""
-    made = [tool(dice, held_out) for _ in range(dice.choice((1, 1, 1, 2, 3)))]
+    made: list[tuple[dict[str, Any], list[str]]] = []
+    for _ in range(dice.choice((1, 1, 1, 2, 3) if held_out else (1, 1, 2, 3, 3))):
+        is_alike = made and not held_out and dice.random() < ALIKE
+        made.append(tool(dice, held_out, made[0][0]["function"]["name"] if is_alike else ""))
+    twice = 0.08 if held_out else TWICE
     by_name = {one["function"]["name"]: (one, keys) for one, keys in made}
     calls: list[Call] = []
     sayings = []
-    for name in dice.sample(sorted(by_name), min(len(by_name), 1 + (dice.random() < 0.08))):
+    for name in dice.sample(sorted(by_name), min(len(by_name), 1 + (dice.random() < twice))):
         said, arguments = request(dice, name, by_name[name][1])
         calls.append((name, arguments))
         sayings.append(said)
