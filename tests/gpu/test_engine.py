@@ -17,6 +17,7 @@ import torch
 
 from gnomon.engine.assembly import put_together, survey
 from gnomon.engine.batch import DecodeBatch
+from gnomon.engine.captured_rows import DEFAULT_ROWS
 from gnomon.engine.config import EngineConfig
 from gnomon.engine.core import EngineCore
 from gnomon.engine.graphs import CudaRecorder
@@ -232,7 +233,8 @@ def test_steps_and_graphs_take_no_more_than_was_planned(max_num_batched_tokens):
     before = torch.cuda.memory_allocated()
     eager = core_on("cuda", enforce_eager=True, **flags)
     parts = eager._parts
-    sizes = StepSizes(max_num_batched_tokens, 64, 32768)
+    rows = min(DEFAULT_ROWS, max_num_batched_tokens)
+    sizes = StepSizes(max_num_batched_tokens, 64, 32768, graph_tokens=rows)
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     held = torch.cuda.memory_allocated()

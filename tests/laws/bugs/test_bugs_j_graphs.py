@@ -7,8 +7,8 @@ In:  the engine's own graphs, whose recordings are replayed without CUDA, in flo
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -121,11 +121,14 @@ def test_j2_kernels_are_compiled_before_the_capture(monkeypatch: pytest.MonkeyPa
     """Whatever is lazy happens in a run of the same work that is not captured."""
     is_capturing, seen = [False], []
 
-    @contextmanager
-    def capture(*_: Any, **__: Any) -> Iterator[None]:
-        is_capturing[0] = True
-        yield
-        is_capturing[0] = False
+    class Graph:
+        def capture_begin(self, *_: Any, **__: Any) -> None:
+            is_capturing[0] = True
+
+        def capture_end(self) -> None:
+            is_capturing[0] = False
+
+        def replay(self) -> None: ...
 
     stream = SimpleNamespace(wait_stream=lambda other: None, synchronize=lambda: None)
     for name, value in {
@@ -133,13 +136,13 @@ def test_j2_kernels_are_compiled_before_the_capture(monkeypatch: pytest.MonkeyPa
         "current_stream": lambda: stream,
         "stream": lambda _: nullcontext(),
         "graph_pool_handle": lambda: 0,
-        "CUDAGraph": lambda: SimpleNamespace(replay=lambda: None),
-        "graph": capture,
+        "CUDAGraph": Graph,
     }.items():
         monkeypatch.setattr(torch.cuda, name, value)
     outputs = (torch.zeros(1), torch.zeros(1))
     CudaRecorder().record(lambda: seen.append(is_capturing[0]) or outputs)
     assert seen == [False, True]
+    assert not is_capturing[0]
 
 
 def test_j3_nothing_that_a_replay_reads_moves() -> None:
