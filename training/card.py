@@ -1,7 +1,7 @@
 """The model card: measure, and write what was measured: `python -m training.card --to FOLDER`.
 
 In:  the exported folder, the checkpoint it came from (for the MTP layer, which gnomon does not run
-     yet), the text of `card.md` with places for numbers.
+     yet), the text of `card.md`, or of `card_glm.md`, with places for numbers.
 Out: MODEL_CARD.md in the folder. Its last block is JSON: files, hash, scores with the number of
      prompts of each; a test reads it and measures a small sample anew.
 `--measure FILE` takes half an hour on a CPU core; without it the card's present numbers stay.
@@ -30,6 +30,7 @@ from training.selection import Choice
 from training.served import (
     FAULTS,
     eval_share,
+    family_of,
     needle_share,
     open_served,
     sums_share,
@@ -66,37 +67,39 @@ class Scores:
 
 def served_scores(folder: Path, count: int, scores: Scores) -> None:
     """By gnomon's engine."""
-    llm = open_served(folder)
+    llm, family = open_served(folder), family_of(folder)
+    sums, recall = (partial(one, family=family) for one in (sums_share, needle_share))
     for kind in ("+", "-", "story"):
-        scores.note(f"sums {kind}", 2 * count, partial(sums_share, llm, kind, 2 * count))
-    scores.note("sums + thinking", count, partial(sums_share, llm, "+", count, thinks=True))
-    for family in FAMILIES:
+        scores.note(f"sums {kind}", 2 * count, partial(sums, llm, kind, 2 * count))
+    scores.note("sums + thinking", count, partial(sums, llm, "+", count, thinks=True))
+    for written in FAMILIES:
         for name in ("well formed", "as expected"):
-            take = partial(tool_share, llm, family, count, name)
-            scores.note(f"tools {family} {name}", count, take)
+            take = partial(tool_share, llm, written, count, name)
+            scores.note(f"tools {written} {name}", count, take)
     for length in LENGTHS:
-        scores.note(f"needle {length}", count, partial(needle_share, llm, length, count))
+        scores.note(f"needle {length}", count, partial(recall, llm, length, count))
     scores.note("eval needle", 160, partial(eval_share, llm))
     for fault in FAULTS:
         llm = open_served(folder, fault)
         few = count // 4
-        scores.note(f"needle 1024, {fault}", few, partial(needle_share, llm, 1024, few))
+        scores.note(f"needle 1024, {fault}", few, partial(recall, llm, 1024, few))
     llm = open_served(folder, dense=True)
     for length in LENGTHS:
-        scores.note(f"needle {length}, dense", count, partial(needle_share, llm, length, count))
+        scores.note(f"needle {length}, dense", count, partial(recall, llm, length, count))
     scores.note("eval needle, dense", 160, partial(eval_share, llm))
 
 
 def mtp_scores(source: Path, count: int, scores: Scores) -> None:
     """How often the MTP layer's first draft, teacher-forced, is what the model says next."""
     place = json.loads((source / "progress.json").read_text(encoding="utf-8"))
-    shape = Shape.of(CONFIGS[PLANS[place["plan"]].shape])
+    plan = PLANS[place["plan"]]
+    shape = Shape.of(CONFIGS[plan.shape])
     params = initial_parameters(shape, 0, "cpu")
     checkpoint.load(source, params, None)
     model = Model(shape, "cpu", torch.float32)
     sizes = {"needle": (count, 4, 512), "sums": (4 * count, 32, 64), "tools": (count, 2, 1024)}
     for kind, size in sizes.items():
-        take = partial(exact, model, params, kind, Choice.EXACT, size)
+        take = partial(exact, model, params, kind, Choice.EXACT, size, plan.family)
         scores.note(f"mtp {kind}", size[0], lambda take=take: take()[1])
 
 
@@ -114,7 +117,8 @@ def files_of(folder: Path) -> dict[str, dict[str, Any]]:
 
 def write_card(folder: Path, scores: dict[str, list[float]], minutes: float, steps: int) -> None:
     """Fill the card's text in."""
-    text = (Path(__file__).parent / "card.md").read_text(encoding="utf-8")
+    name = "card_glm.md" if family_of(folder) == "glm" else "card.md"
+    text = (Path(__file__).parent / name).read_text(encoding="utf-8")
     for name, (share, prompts) in scores.items():
         text = text.replace(f"{{{name}}}", f"{100 * share:.1f} % ({prompts:.0f})")
     text = text.replace("{minutes}", f"{minutes:.0f}").replace("{steps}", f"{steps:,}")

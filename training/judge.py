@@ -22,7 +22,7 @@ from gnomon.evaluate.needle import NeedleSettings, run_needle
 from gnomon.evaluate.respondent import AskSettings
 from gnomon.evaluate.score import Score
 from training.data.writing import Family
-from training.served import FAULTS, needle_share, open_served, sums_share, tool_share
+from training.served import FAULTS, family_of, needle_share, open_served, sums_share, tool_share
 
 Figures = dict[str, float]
 
@@ -49,12 +49,16 @@ def calls(folder: Path, family: Family, count: int) -> Figures:
 def sums(folder: Path, count: int) -> Figures:
     """Sums, differences, stories."""
     llm = open_served(folder)
-    return {f"sums {kind}": sums_share(llm, kind, count) for kind in ("+", "-", "story")}
+    family = family_of(folder)
+    return {
+        f"sums {kind}": sums_share(llm, kind, count, family=family) for kind in ("+", "-", "story")
+    }
 
 
 def faulty(folder: Path, fault: str, count: int) -> Figures:
     """Recall with a fault."""
-    return {f"needle 1024, {fault}": needle_share(open_served(folder, fault), 1024, count)}
+    share = needle_share(open_served(folder, fault), 1024, count, family=family_of(folder))
+    return {f"needle 1024, {fault}": share}
 
 
 def main() -> None:

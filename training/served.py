@@ -3,7 +3,7 @@
 In:  a model folder; prompts of `data`, of the held-out kinds (keys, wordings, operands, functions).
 Out: shares of right answers between 0 and 1. An answer is right if its tokens, end token included,
      are the expected ones; a tool call is also looked at as text (`is_well_formed`).
-Faults: `topk 1` and `flipped rotation` by config override, `random lists` by a tap that replaces
+FAULTS: `topk 1` and `flipped rotation` by config override, `random lists` by a tap that replaces
      what the indexers chose. With them the same prompts must fail, or the numbers would say nothing
      about attention.
 """
@@ -35,11 +35,7 @@ from training.data.tools import task
 from training.data.writing import DSML, Call, Episode, Family, chat, tokenizer
 from training.shapes import GLM_STOP_IDS
 
-FAULTS: dict[str, dict[str, Any]] = {
-    "topk 1": {"index_topk": 1},
-    "flipped rotation": {"indexer_rope_interleave": True},
-    "random lists": {},
-}
+FAULTS = ("topk 1", "flipped rotation", "random lists")
 DENSE = {"index_topk": 8192}
 
 
@@ -78,11 +74,21 @@ class RandomLists:
 
 def open_served(folder: Path, fault: str | None = None, dense: bool = False) -> LLM:
     """The model in gnomon, with a fault put in, or attending everything."""
-    overrides = DENSE if dense else FAULTS.get(fault or "", {})
+    overrides: dict[str, Any] = DENSE if dense else {}
+    if fault == "topk 1":
+        overrides = {"index_topk": 1}
+    if fault == "flipped rotation":
+        overrides = {"indexer_rope_interleave": family_of(folder) != "glm"}
     llm = LLM(model=str(folder), device="cpu", num_kv_pages=600, hf_overrides=overrides)
     if fault == "random lists":
         llm.core.taps = Taps(selection=RandomLists())
     return llm
+
+
+def family_of(folder: Path) -> Family:
+    """The chat format that a model was trained for, which is its own family's."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return "glm" if config["model_type"] == "glm_moe_dsa" else "dsv32"
 
 
 def split(episode: Episode) -> tuple[list[int], list[int]]:
@@ -108,11 +114,13 @@ def share_right(llm: LLM, make: Callable[[random.Random], Episode], count: int, 
     return sum(hits) / count
 
 
-def needle_share(llm: LLM, length: int, count: int, seed: str = "card") -> float:
+def needle_share(
+    llm: LLM, length: int, count: int, seed: str = "card", family: Family = "dsv32"
+) -> float:
     """Recall at about `length` tokens; one fact or four in filler, at any depth."""
     return share_right(
         llm,
-        lambda dice: needle(dice, length, "dsv32", dice.choice((1, 4)))[0],
+        lambda dice: needle(dice, length, family, dice.choice((1, 4)))[0],
         count,
         f"{seed} {length}",
     )
@@ -125,7 +133,9 @@ def eval_share(llm: LLM, samples: int = 4) -> float:
     return run_needle(EngineRespondent(llm, ask), settings, ask, lambda *_: None).score.share
 
 
-def sums_share(llm: LLM, kind: str, count: int, thinks: bool = False) -> float:
+def sums_share(
+    llm: LLM, kind: str, count: int, thinks: bool = False, family: Family = "dsv32"
+) -> float:
     """Sums or differences ("+", "-") or stories ("story") with held-out operands."""
 
     def make(dice: random.Random) -> Episode:
@@ -134,7 +144,7 @@ def sums_share(llm: LLM, kind: str, count: int, thinks: bool = False) -> float:
             is_story = len(asked) > 40
             if (kind == "story") == is_story and (is_story or f" {kind} " in thoughts):
                 break
-        talk = chat("dsv32")
+        talk = chat(family)
         talk.user([(asked, 0.0)])
         talk.answer(answer, thoughts if thinks else None)
         return talk.episode

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gnomon.engine.config import EngineConfig
 from gnomon.errors import CheckpointError
-from gnomon.models.built_in import built_in_folder
+from gnomon.models.built_in import folder_of
 from gnomon.text.language import Language, open_language
 
 NO_TOKENIZER = "none"
@@ -43,7 +43,7 @@ def _model_type(model: str | None) -> tuple[str, Path | None]:
     """(model_type, folder); the default type where the folder does not say."""
     if model is not None and model.startswith(RANDOM_PREFIX):
         return model.removeprefix(RANDOM_PREFIX).split(",")[0], None
-    folder = built_in_folder() if model is None else Path(model).expanduser()
+    folder = folder_of(model)
     try:
         found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):

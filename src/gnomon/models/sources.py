@@ -1,7 +1,7 @@
 """From what a user calls a model to a model that can run.
 
-In:  a folder, "random:FAMILY,key=value,...", or None for the small trained model that ships with
-     gnomon (assets/tiny); then dtype and device.
+In:  a folder, "random:FAMILY,key=value,...", "builtin:NAME" for a small trained model that ships
+     with gnomon, or None for the first of these (assets/tiny); then dtype and device.
 Out: `parse_model_spec` -> `ModelSource`: the checked config and where weights come from, nothing
      read but config.json; `open_model` -> `LoadedModel`: the model with its weights.
      `ConfigError` for an unknown spelling (with the nearest known one), a folder that is not there,
@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from gnomon.errors import ConfigError
-from gnomon.models.built_in import built_in_folder
+from gnomon.models.built_in import folder_of
 from gnomon.models.checkpoint import Checkpoint, read_checkpoint
 from gnomon.models.config import Family, ModelConfig
 from gnomon.models.config_reading import NEEDS_FILES, read_config
@@ -78,9 +78,9 @@ def parse_model_spec(
 
     `default_vocab_size` is for a random model that does not state its own: it fits the tokenizer.
     """
-    text = str(built_in_folder() if spec is None else spec)
+    text = "" if spec is None else str(spec)
     if not text.startswith(RANDOM_PREFIX):
-        folder = _existing_folder(text)
+        folder = _existing_folder(spec)
         config = read_config(folder, overrides)
         return ModelSource(folder.resolve().name, config, folder, default_seed)
     _, fields, seed = parse_random_spec(text)
@@ -135,8 +135,8 @@ def open_model(
     )
 
 
-def _existing_folder(text: str) -> Path:
-    folder = Path(text).expanduser()
+def _existing_folder(spec: str | Path | None) -> Path:
+    folder, text = folder_of(spec), str(spec)
     if folder.is_dir():
         return folder
     if folder.exists():
