@@ -2,7 +2,8 @@
 
 In:  index queries and head weights on the plan's sparse rows, the pool of index keys.
 Out: a Selection on the same rows. Which rows need scores, and against which keys at once, is the
-plan's decision (plan.score_chunks); a row that sees at most K keys keeps its causal list.
+plan's decision (plan.score_chunks); a row that sees at most K keys keeps its causal list, and is
+flagged by no NaN: its choice hangs on no score.
 Where the keys of some rows come in several chunks, the K + 1 best so far are carried along, in
 order of position, so that ties and the margin at the edge come out as from one piece.
 Not here: the scores and the top-k themselves (kernels), one provider's joined kernels for them
@@ -110,6 +111,8 @@ def select_keys(
     else:
         found = [(run, _select_run(source_of(run), run, k, want_margin)) for run in lists.runs]
         ids, margin, nan_rows = _joined(found, lists, query.data, want_margin)
+        if not axis.is_exact:  # scored by bounds: also rows that take all their keys
+            nan_rows = nan_rows & (axis.kv_len > k)
         held = None
     segment = ListSegment(plan.group, Space.POSITION, ids, lists.count, held)
     return Selection(KeySet(axis, (segment,)), margin, nan_rows)

@@ -130,7 +130,8 @@ class Selection:
     """What the indexer chose: a key set in POSITION space, one list segment, on the query's axis.
 
     ``margin`` [R] (if asked): the k-th minus the (k+1)-th score of a row, +inf where nothing was
-    cut. ``nan_rows`` [R] bool: a score of the row was NaN and counted as −inf.
+    cut. ``nan_rows`` [R] bool: a score that the row's choice hung on was NaN, and counted as −inf;
+    never of a row that takes all its keys, whoever chose.
     """
 
     keys: KeySet
