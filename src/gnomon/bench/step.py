@@ -1,7 +1,8 @@
 """`gnomon bench step`: decode and prefill steps of a whole model, without scheduler and server.
 
 In:  an engine's parts, cells (decode batch x context, prefill batch x length).
-Out: StepResult per cell: time on the device, time of the host's work, kernels of one step by name.
+Out: StepResult per cell: time on the device, time of the host's work, kernels of one step by name,
+     one layer of it by class.
 Device time is between two events round the step, behind a spinning kernel that covers the host.
 Host time is what building the batch and launching takes while the device is busy with the spin.
 Not here: the steps' inputs (step_inputs.py), the display (step_report.py).
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 import torch
 
 from gnomon.bench.step_inputs import decode_schedule, pages_needed, prefill_schedules
-from gnomon.bench.step_profile import KernelTime, profile_call
+from gnomon.bench.step_profile import CallProfile, KernelTime, LayerTime, profile_call
 from gnomon.bench.timing import Timing, cover, device_events, time_calls
 from gnomon.engine.assembly import Parts
 from gnomon.engine.schedule_step import StepSchedule
@@ -46,6 +47,7 @@ class StepResult:
     host: Timing | None = None
     head: Timing | None = None
     kernels: tuple[KernelTime, ...] = ()
+    layer: LayerTime | None = None
     reason: str = ""
 
     @property
@@ -84,12 +86,13 @@ def _bench_cell(parts: Parts, cell: StepCell, max_tokens: int, with_profile: boo
         device_us.append(taken[0])
         host_us.append(taken[1])
     head = _time_head(parts, cell.batch, device)
-    kernels: tuple[KernelTime, ...] = ()
+    profiled = CallProfile()
     if with_profile and device.type == "cuda":
-        kernels = profile_call(lambda: _run(parts, steps), device)
+        profiled = profile_call(lambda: _run(parts, steps), device)
     for item in steps[0].items:
         parts.builder.drop(item.request_id)
-    return StepResult(cell, Timing.of(device_us), Timing.of(host_us), head, kernels)
+    times = Timing.of(device_us), Timing.of(host_us), head
+    return StepResult(cell, *times, profiled.kernels, profiled.layer)
 
 
 def _time_head(parts: Parts, num_rows: int, device: torch.device) -> Timing | None:

@@ -4,7 +4,8 @@ In:  StepResults; perhaps a file of a peer's times. Out: text and plain values.
 A peer's file maps "decode BxL" and "prefill BxL" to milliseconds, beside the ceilings of its own
 run ("copy_gb_s", "matmul_tflop_s"): its times are shown as they are and scaled: those of decode by
 the ratio of the copy ceilings, those of prefill by that of the products. Where the file says
-"has_head": false, ours are compared without the vocabulary's product.
+"has_head": false, ours are compared without the vocabulary's product. "layer_us" maps steps to the
+microseconds of one layer by class (step_profile.py) and its "span".
 Not here: the measurements (step.py).
 """
 
@@ -25,6 +26,7 @@ HEADING = (
     f"{'peer ms':>8} {'scaled':>8} {'ours/peer':>9}"
 )
 SHOWN_KERNELS = 24
+SPAN = "span"
 
 
 class Peer:
@@ -33,6 +35,7 @@ class Peer:
     def __init__(self, path: Path | None) -> None:
         """Read the file; None: nothing to compare with."""
         self._times: dict[str, float] = {}
+        self._layers: dict[str, dict[str, float]] = {}
         self._copy, self._matmul, self.has_head = 1.0, 1.0, True
         if path is None:
             return
@@ -42,6 +45,7 @@ class Peer:
             self._copy = float(values["copy_gb_s"]) * 1e9
             self._matmul = float(values["matmul_tflop_s"]) * 1e12
             self.has_head = bool(values.get("has_head", True))
+            self._layers = {str(k): dict(v) for k, v in values.get("layer_us", {}).items()}
         except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
             raise ConfigError(
                 f"--peer {path}: {type(error).__name__} {error}; it has to be JSON with "
@@ -52,14 +56,20 @@ class Peer:
         """As the peer measured it."""
         return self._times.get(cell_name(cell))
 
+    def layer(self, cell: StepCell, ceilings: Ceilings) -> dict[str, float]:
+        """One layer by class, scaled as the step is; empty where the file has none."""
+        scale = self._scale(cell, ceilings)
+        return {kind: us * scale for kind, us in self._layers.get(cell_name(cell), {}).items()}
+
+    def _scale(self, cell: StepCell, ceilings: Ceilings) -> float:
+        if cell.kind == "decode":
+            return self._copy / ceilings.copy_bytes_s
+        return self._matmul / ceilings.matmul_flop_s
+
     def scaled(self, cell: StepCell, ceilings: Ceilings) -> float | None:
         """The same on a device of today's ceilings."""
         taken = self.milliseconds(cell)
-        if taken is None:
-            return None
-        if cell.kind == "decode":
-            return taken * self._copy / ceilings.copy_bytes_s
-        return taken * self._matmul / ceilings.matmul_flop_s
+        return None if taken is None else taken * self._scale(cell, ceilings)
 
     def ratio(self, result: StepResult, ceilings: Ceilings) -> float | None:
         """Our time over the peer's scaled one, of the same work."""
@@ -105,6 +115,24 @@ def kernel_lines(result: StepResult) -> list[str]:
     ]
 
 
+def layer_lines(result: StepResult, peer: Peer, ceilings: Ceilings) -> list[str]:
+    """One layer by class, the dearest first, beside the peer's."""
+    layer, theirs = result.layer, peer.layer(result.cell, ceilings)
+    if layer is None:
+        return []
+    rows = [
+        (kind, us, f"{layer.counts[kind]:.0f}", theirs.get(kind))
+        for kind, us in sorted(layer.classes.items(), key=lambda item: -item[1])
+    ]
+    total = sum(layer.counts.values())
+    rows.append((SPAN, layer.span_us, f"{total:.0f}", theirs.get(SPAN)))
+    lines = [f"    one layer, mean of {layer.num_layers:<9} {'us':>8} {'launches':>8} {'peer':>8}"]
+    for kind, us, count, peer_us in rows:
+        beside = "" if peer_us is None else f" {peer_us:>8.0f}"
+        lines.append(f"    {kind:<28} {us:>8.1f} {count:>8}{beside}")
+    return lines
+
+
 def as_json(
     results: Sequence[StepResult], peer: Peer, ceilings: Ceilings, run: dict[str, Any]
 ) -> dict[str, Any]:
@@ -117,6 +145,7 @@ def as_json(
                 "step": cell_name(result.cell),
                 **asdict(result),
                 "num_launches": result.num_launches,
+                "peer_layer_us": peer.layer(result.cell, ceilings),
                 "peer_ms": peer.milliseconds(result.cell),
                 "peer_scaled_ms": peer.scaled(result.cell, ceilings),
                 "ratio_to_peer": peer.ratio(result, ceilings),

@@ -132,7 +132,8 @@ def step(
     for result in bench_steps(parts, cells, max_tokens, profile):
         results.append(result)
         typer.echo(step_report.result_line(result, compared, ceilings))
-        for line in step_report.kernel_lines(result):
+        layer = step_report.layer_lines(result, compared, ceilings)
+        for line in (*layer, *step_report.kernel_lines(result)):
             typer.echo(line)
         if json_file is not None:
             run = describe_run(parts.cache.device)
