@@ -28,7 +28,7 @@ from training.parameters import initial_parameters
 from training.plans import PLANS
 from training.selection import Choice
 from training.served import (
-    FAULTS,
+    FAULTS_OF,
     eval_share,
     family_of,
     needle_share,
@@ -79,7 +79,7 @@ def served_scores(folder: Path, count: int, scores: Scores) -> None:
     for length in LENGTHS:
         scores.note(f"needle {length}", count, partial(recall, llm, length, count))
     scores.note("eval needle", 160, partial(eval_share, llm))
-    for fault in FAULTS:
+    for fault in FAULTS_OF[family]:
         llm = open_served(folder, fault)
         few = count // 4
         scores.note(f"needle 1024, {fault}", few, partial(recall, llm, 1024, few))

@@ -22,7 +22,7 @@ from gnomon.evaluate.needle import NeedleSettings, run_needle
 from gnomon.evaluate.respondent import AskSettings
 from gnomon.evaluate.score import Score
 from training.data.writing import Family
-from training.served import FAULTS, family_of, needle_share, open_served, sums_share, tool_share
+from training.served import FAULTS_OF, family_of, needle_share, open_served, sums_share, tool_share
 
 Figures = dict[str, float]
 
@@ -80,7 +80,7 @@ def main() -> None:
     ]
     parts += [partial(calls, folder, family, count) for family in get_args(Family)]
     parts += [partial(sums, folder, count)]
-    parts += [partial(faulty, folder, fault, count // 4) for fault in FAULTS]
+    parts += [partial(faulty, folder, fault, count // 4) for fault in FAULTS_OF[family_of(folder)]]
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     figures: Figures = {}
     with ProcessPoolExecutor(args.workers) as pool:

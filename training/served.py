@@ -4,8 +4,9 @@ In:  a model folder; prompts of `data`, of the held-out kinds (keys, wordings, o
 Out: shares of right answers between 0 and 1. An answer is right if its tokens, end token included,
      are the expected ones; a tool call is also looked at as text (`is_well_formed`).
 FAULTS: `topk 1` and `flipped rotation` by config override, `random lists` by a tap that replaces
-     what the indexers chose. With them the same prompts must fail, or the numbers would say nothing
-     about attention.
+     what the indexers chose; where layers share a list (FAULTS_OF), `wrong source`: they take that
+     of the full layer before. With them the same prompts must fail, or the numbers would say
+     nothing about attention.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from training.data.writing import DSML, Call, Episode, Family, chat, tokenizer
 from training.shapes import GLM_STOP_IDS
 
 FAULTS = ("topk 1", "flipped rotation", "random lists")
+FAULTS_OF: dict[Family, tuple[str, ...]] = {"dsv32": FAULTS, "glm": (*FAULTS, "wrong source")}
 DENSE = {"index_topk": 8192}
 
 
@@ -74,11 +76,16 @@ class RandomLists:
 
 def open_served(folder: Path, fault: str | None = None, dense: bool = False) -> LLM:
     """The model in gnomon, with a fault put in, or attending everything."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     overrides: dict[str, Any] = DENSE if dense else {}
     if fault == "topk 1":
         overrides = {"index_topk": 1}
     if fault == "flipped rotation":
-        overrides = {"indexer_rope_interleave": family_of(folder) != "glm"}
+        overrides = {"indexer_rope_interleave": not config["indexer_rope_interleave"]}
+    if fault == "wrong source":
+        types = config["indexer_types"]
+        types[types.index("shared") - 1] = "shared"
+        overrides = {"indexer_types": types}
     llm = LLM(model=str(folder), device="cpu", num_kv_pages=600, hf_overrides=overrides)
     if fault == "random lists":
         llm.core.taps = Taps(selection=RandomLists())
