@@ -1,10 +1,11 @@
-"""Runners that show what captured decode steps compute, without a tap on them.
+"""Runners that show what captured steps compute, without a tap on them.
 
 In:  a Runner with graphs, and steps as an engine gives them to it.
 Out: `CapturedRunner.seen`: the logits that tokens were sampled from; `replays`: (live rows, bucket)
-     of every replayed step. A `TwinRunner` runs each decode step a second time, eagerly, operator
-     by operator, over the same tokens and the same cache (running a step twice leaves the cache the
-     same), and keeps both logits: what differs then was made in this one step.
+     of every replayed decode step; `num_prefills`: prefill and mixed steps that went by graphs. A
+     `TwinRunner` runs each of them a second time, eagerly, operator by operator, over the same
+     tokens and the same cache (running a step twice leaves the cache the same), and keeps both
+     logits: what differs then was made in this one step.
 `ReplayRecorder` replays a step's work without CUDA, so that plans, buffers and padded buckets are
 put to the test on a CPU too; addresses and kernels are not.
 Not here: what may differ (laws/captured.py), capturing (engine/graphs.py).
@@ -42,7 +43,7 @@ class ReplayRecorder:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TwinStep:
-    """One decode step both ways: rows of (name, position), logits [B, V] float32 on the host."""
+    """One step both ways: rows of (name, position), logits [B, V] float32 on the host."""
 
     rows: tuple[tuple[str, int], ...]
     captured: Tensor
@@ -61,6 +62,7 @@ class CapturedRunner(Runner):
         """Forget what was seen."""
         self.seen = LogitsRecorder()
         self.replays: list[tuple[int, int]] = []
+        self.num_prefills = 0
         self.twins: list[TwinStep] = []
 
     def run(
@@ -76,11 +78,13 @@ class CapturedRunner(Runner):
         self.seen.logits(names, [row.position - 1 for row in batch.samples], output.logits)
         if isinstance(batch, DecodeBatch):
             self.replays.append((len(names), batch.bucket))
+        elif self.captures(batch):
+            self.num_prefills += 1
         return output
 
 
 class TwinRunner(CapturedRunner):
-    """Runs decode steps twice (module docstring); `plain`: the operators of the second run."""
+    """Runs captured steps twice (module docstring); `plain`: the operators of the second run."""
 
     def __init__(self, inner: Runner, plain: Operators) -> None:
         super().__init__(inner)
@@ -95,7 +99,7 @@ class TwinRunner(CapturedRunner):
     ) -> RunOutput:
         """The captured step's output; the eager one's is kept beside it."""
         output = super().run(batch, taps, ops, is_checked)
-        if isinstance(batch, DecodeBatch):
+        if batch.samples and (isinstance(batch, DecodeBatch) or self.captures(batch)):
             captured = output.logits.float().cpu().clone()  # the next replay writes there
             tap = RecordingTap()
             eager = Runner.run(self, batch, Taps(selection=tap), self._plain)

@@ -32,9 +32,11 @@ from gnomon.verify.ranks import RankedRunner, RankParts
 from gnomon.verify.result import NotRunError
 from gnomon.verify.roughness import Roughness, roughness_of
 
+CAPTURED_TOKENS = 128  # prefill steps of up to so many rows are captured between attentions
+
 
 class Capture(StrEnum):
-    """What becomes of decode steps. TWIN: captured, and each run again eagerly."""
+    """What becomes of decode and short prefill steps. TWIN: captured, each run again eagerly."""
 
     NONE = "none"
     FREE = "free"
@@ -116,7 +118,9 @@ def _captured_engine(
             "decode steps cannot be captured with these providers: `gnomon explain` says which"
         )
     recorder = None if is_gpu else ReplayRecorder()
-    parts = put_together(found, loaded, arm.rows, arm.budget, recorder=recorder)
+    parts = put_together(
+        found, loaded, arm.rows, arm.budget, recorder=recorder, captured_tokens=CAPTURED_TOKENS
+    )
     if arm.capture is Capture.TWIN:
         usual = found.graph_ops or found.ops
         runner: CapturedRunner = TwinRunner(parts.runner, Operators(usual.kernels))

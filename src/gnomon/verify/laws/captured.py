@@ -1,7 +1,8 @@
-"""Captured decode steps = eager ones: step by step over one cache, and whole runs.
+"""Captured steps = eager ones: step by step over one cache, and whole runs.
 
-`graphs`: requests come and go, and each decode step is replayed by its graph and then run again,
-eagerly, operator by operator, over the same tokens and the same cache. What differs was made in
+`graphs`: requests come and go, and each captured step, of decode, of a short prompt or mixed, is
+replayed by its graph and then run again, eagerly, operator by operator, over the same tokens and
+the same cache. What differs was made in
 that one step: a stale buffer, a padding row that leaks, a kernel that reads what the capture has
 frozen. A choice at a close margin goes either way there too, and cannot be replayed within a
 graph: in float32 such a row is a tie; where arithmetic or the cache rounds, a share of all rows may
@@ -88,7 +89,7 @@ def _judge_exact(tally: Tally, step: TwinStep) -> None:
         failure, is_tie = None, False
         if one > allowed:
             kept = (*recording.index_margin.items(), *recording.expert_margin.items())
-            own = [margin[position] for (_, owner), margin in kept if owner == name]
+            own = [margin[: position + 1].min() for (_, owner), margin in kept if owner == name]
             margin = min(map(float, own), default=torch.inf)
             is_tie = margin <= AMONG_OURS.tie
             if not is_tie:
@@ -118,7 +119,8 @@ def _require_replays(
     assert core.captured is not None
     replays = core.captured.replays
     tally.note(HOW[0] if context.device == "cuda" else HOW[1])
-    tally.count("steps replayed", len(replays))
+    tally.count("steps replayed", len(replays) + core.captured.num_prefills)
+    tally.count("of them with prompts", core.captured.num_prefills)
     is_long = any(len(trace.output) > 1 for trace in traces.values())
     tally.require(bool(replays) or not is_long, "no decode step was replayed")
     most = max((live for live, _ in replays), default=0)
@@ -173,6 +175,6 @@ def explain_unseen(expected: Trace, compared: Comparison) -> str | None:
 
 
 LAWS = (
-    Law("graphs", "a captured decode step = the same step run eagerly", _graphs),
+    Law("graphs", "a captured step = the same step run eagerly", _graphs),
     Law("captured", "runs through captured steps = eager runs, alone", _captured),
 )

@@ -5,10 +5,8 @@ Out: as there.
 Contract of the library: kernels.md §1.4, §1.5, §1.14. Under index_k_132 queries and keys are e4m3
 codes times a power of two by definition, so their codes are taken back exactly (codes.py) and the
 query's scale, the softmax scale and the head weight become one fp32 weight a head.
-Kernels are compiled at first use, and the first call of a shape class takes seconds; compiled ones
-are kept in ~/.deep_gemm. A CUDA toolkit is needed (CUDA_HOME). NVRTC, which the library calls in
-this process, builds them quicker than nvcc and is asked for (DG_JIT_USE_NVRTC) unless the user's
-environment says otherwise.
+Kernels are compiled at first use, by NVRTC unless DG_JIT_USE_NVRTC is set (nvcc takes longer), and
+kept in ~/.deep_gemm; a CUDA toolkit is needed (CUDA_HOME).
 A cached key that holds NaN scores 0 through pages (relu drops the NaN of its codes), else NaN.
 Found as `deep_gemm`, inside vLLM, or in --provider-path (a folder, or deep_gemm-*.tar.xz).
 """
