@@ -21,7 +21,7 @@ import torch
 from gnomon.attention.layouts.fp8_ds_mla_656 import Fp8LatentLayout
 from gnomon.attention.layouts.plain import PlainLayout
 from gnomon.attention.providers.external.flashmla import FlashMlaLibrary, find
-from gnomon.attention.providers.external.padding import pad_lists, pad_query
+from gnomon.attention.providers.external.padding import pad_operands
 from gnomon.attention.providers.external.places import Places
 from gnomon.attention.providers.triton.attention_dense import DenseTile, run_dense
 from gnomon.attention.providers.triton.attention_sparse import ListCall, Splits
@@ -121,7 +121,7 @@ def draw(cell: Cell, num_rows: int) -> ListCall:
 
 def peer(library: FlashMlaLibrary, call: ListCall) -> Callable[[], object]:
     """FlashMLA on the same work, its operands padded beforehand."""
-    query, lists = pad_query(call.q_latent, call.q_rope), pad_lists(call.slots, 128)
+    query, lists = pad_operands(call.q_latent, call.q_rope, call.slots, 128)
     if isinstance(call.pool.layout, PlainLayout):
         entries = call.pool.typed()[:, None]
         return lambda: library.prefill(query, entries, lists[:, None], call.scale, call.count)

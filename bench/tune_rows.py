@@ -1,6 +1,6 @@
 """Row and cache kernels of the triton provider on this GPU: one line per kernel, about 30 s.
 
-In:  any of norms, writes, gathers (all by default); or tiles: the writes with other tiles as well.
+In:  any of norms, codes, writes, gathers (all by default); or tiles: writes with more tiles as well.
 Out: how much of what each tile writes equals the torch provider's, byte for byte; then per kernel
      and number of tokens: microseconds, GB/s (bytes read and written once), and the share of what
      torch's copy of as many bytes reaches, timed alike.
@@ -26,7 +26,13 @@ from torch import Tensor
 from gnomon.attention.layouts import Fp8IndexKeyLayout, Fp8LatentLayout, KVLayout, PlainLayout
 from gnomon.attention.ops.values import IndexTransform, RopeRows
 from gnomon.attention.providers import torch as torch_provider
-from gnomon.attention.providers.triton import cache, prepare, rows
+from gnomon.attention.providers.triton import (
+    cache,
+    linear_quantise,
+    prepare,
+    rows,
+    rows_quantise,
+)
 from gnomon.attention.providers.triton.cache import RowsTile
 from gnomon.attention.spec.draw import rope_rows
 
@@ -103,6 +109,26 @@ def norms(n: int) -> Iterator[tuple[str, int, Callable[[], Call]]]:
     yield "rms_norm 7168", 4 * n * 7168, norm
     yield "add_rms_norm 7168", 8 * n * 7168, residual
     yield "rope 128 x 64 of 192", n * (4 * 128 * 64 + 512), turned
+
+
+def codes(n: int) -> Iterator[tuple[str, int, Callable[[], Call]]]:
+    weight = numbers(7168)
+
+    def quantised() -> Call:
+        x = numbers(n, 7168)
+        return lambda: linear_quantise.quantise_rows(x, False)
+
+    def activated() -> Call:
+        x = numbers(n, 4096)
+        return lambda: linear_quantise.silu_quantise(x, False)
+
+    def normed() -> Call:
+        x, delta = numbers(n, 7168), numbers(n, 7168)
+        return lambda: rows_quantise.norm_quantise(x, delta, weight, 1e-6, False)
+
+    yield "quantise_rows 7168", n * (3 * 7168 + 4 * 56), quantised
+    yield "silu_quantise 2048", n * (5 * 2048 + 4 * 16), activated
+    yield "norm_quantise 7168", n * (9 * 7168 + 4 * 56), normed
 
 
 def writes(n: int, tile: RowsTile) -> Iterator[tuple[str, int, Callable[[], Call]]]:
@@ -241,10 +267,13 @@ def main() -> None:
     print(f"{'kernel':48} {'tokens':>7} {'us':>8} {'GB/s':>7} {'of copy':>8}")
     for n in (64, 4096, 8192, 16384):
         cells = [*norms(n)] if "norms" in kinds or not kinds else []
+        cells += [*codes(n)] if "codes" in kinds or not kinds else []
         cells += [*gathers(n)] if "gathers" in kinds or not kinds else []
         for name, num_bytes, make in cells:
             show(name, n, num_bytes, make, known)
-        for tile in tiles if not (set(kinds) and set(kinds) <= {"norms", "gathers"}) else ():
+        for tile in (
+            tiles if not (set(kinds) and set(kinds) <= {"norms", "codes", "gathers"}) else ()
+        ):
             mark = f" {tile.latents}/{tile.keys}/{tile.heads}/{tile.turned} w{tile.num_warps}"
             for name, num_bytes, make in writes(n, tile):
                 show(name + mark, n, num_bytes, make, known)

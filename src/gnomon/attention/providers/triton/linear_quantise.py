@@ -16,9 +16,10 @@ from torch import Tensor
 
 from gnomon.attention.providers.triton.language import (
     IS_INTERPRETED,
+    divide,
     encode_e4m3,
+    finite_amax,
     has_native_fp8,
-    is_finite,
     padded,
 )
 from gnomon.attention.providers.triton.products import row_scale
@@ -43,9 +44,13 @@ def quantise(
     if WITH_SILU:
         up = tl.load(x + at + K, mask=keep, other=0.0).to(tl.float32)
         values = values / (1.0 + tl.exp(-values)) * up
-    amax = tl.max(tl.where(is_finite(values), tl.abs(values), 0.0), 2)
-    scale = row_scale(amax, IS_POWER_OF_TWO)
-    ratio = tl.math.div_rn(values, tl.broadcast_to(scale[:, :, None], values.shape))
+    scale = row_scale(finite_amax(values, 2), IS_POWER_OF_TWO)
+    inverse = tl.math.div_rn(1.0, scale)
+    ratio = divide(
+        values,
+        tl.broadcast_to(scale[:, :, None], values.shape),
+        tl.broadcast_to(inverse[:, :, None], values.shape),
+    )
     out = row.to(tl.int64)[:, None, None] * K + k[None, :, :]
     tl.store(codes + out, encode_e4m3(ratio, NATIVE), mask=keep)
     is_group = (row < num_rows)[:, None] & (group * 128 < K)[None, :]

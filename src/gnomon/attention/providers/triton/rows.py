@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gnomon.attention.ops.values import RopeRows
-from gnomon.attention.providers.triton.language import UNFUSED, padded, round_to
+from gnomon.attention.providers.triton.language import UNFUSED, padded, round_to, rounded
 from gnomon.attention.providers.triton.rows_device import layer_normed, rotated_heads
 
 NUM_WARPS = 4  # of rotations and writes, alone or joined: the same bits in either
@@ -52,9 +52,8 @@ def add_rms_norm_kernel(
     inside = column < D
     value = tl.load(x + row * stride + column, mask=inside, other=0.0).to(tl.float32)
     value += tl.load(delta + row * delta_stride + column, mask=inside, other=0.0).to(tl.float32)
-    rounded = round_to(value, total.dtype.element_ty)
-    tl.store(total + row * D + column, rounded, mask=inside)
-    value = rounded.to(tl.float32)
+    value = rounded(value, total.dtype.element_ty)
+    tl.store(total + row * D + column, round_to(value, total.dtype.element_ty), mask=inside)
     scale = tl.rsqrt(tl.sum(value * value) / D + eps)
     gain = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
     normed = round_to(value * scale * gain, out.dtype.element_ty)

@@ -20,10 +20,11 @@ from gnomon.attention.providers.triton.language import (
     UNFUSED,
     divide,
     encode_e4m3,
+    finite_amax,
     has_native_fp8,
-    is_finite,
     padded,
     round_to,
+    rounded,
 )
 from gnomon.attention.providers.triton.linear_quantise import GROUP, empty_rows
 from gnomon.attention.providers.triton.products import row_scale
@@ -58,17 +59,15 @@ def norm_quantise_kernel(
     value = tl.load(x + row * stride + column, mask=inside, other=0.0).to(tl.float32)
     if HAS_DELTA:
         value += tl.load(delta + row * delta_stride + column, mask=inside, other=0.0).to(tl.float32)
-        rounded = round_to(value, total.dtype.element_ty)
-        tl.store(total + row * D + column, rounded, mask=inside)
-        value = rounded.to(tl.float32)
+        value = rounded(value, total.dtype.element_ty)
+        tl.store(total + row * D + column, round_to(value, total.dtype.element_ty), mask=inside)
     scale = tl.rsqrt(tl.sum(value * value) / D + eps)
     gain = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
-    normed = round_to(value * scale * gain, out.dtype.element_ty)
-    tl.store(out + row * D + column, normed, mask=inside)
+    normed = rounded(value * scale * gain, out.dtype.element_ty)
+    tl.store(out + row * D + column, round_to(normed, out.dtype.element_ty), mask=inside)
     GROUPS: tl.constexpr = BLOCK // 128
-    groups = tl.reshape(normed.to(tl.float32), (GROUPS, 128))
-    amax = tl.max(tl.where(is_finite(groups), tl.abs(groups), 0.0), 1)
-    group_scale = row_scale(amax, IS_POWER_OF_TWO)
+    groups = tl.reshape(normed, (GROUPS, 128))
+    group_scale = row_scale(finite_amax(groups, 1), IS_POWER_OF_TWO)
     wide_scale = tl.broadcast_to(group_scale[:, None], groups.shape)
     inverse = tl.broadcast_to(tl.math.div_rn(1.0, group_scale)[:, None], groups.shape)
     ratio = divide(groups, wide_scale, inverse)
