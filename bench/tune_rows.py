@@ -1,6 +1,6 @@
 """Row and cache kernels of the triton provider on this GPU: one line per kernel, about 30 s.
 
-In:  any of norms, codes, writes, gathers (all by default); or tiles: writes with more tiles as well.
+In:  any of norms, codes, writes, gathers (all by default); or tiles: writes with other tiles too.
 Out: how much of what each tile writes equals the torch provider's, byte for byte; then per kernel
      and number of tokens: microseconds, GB/s (bytes read and written once), and the share of what
      torch's copy of as many bytes reaches, timed alike.
