@@ -59,7 +59,8 @@ def with_flags(**classes: type) -> Callable[[Callable[..., None]], Callable[...,
 ModelArgument = Annotated[
     str | None,
     typer.Argument(
-        metavar="MODEL", help="Folder, random:NAME,key=value, or nothing: a small trained one."
+        metavar="MODEL",
+        help="Folder, random:NAME,key=value, builtin:tiny_glm, or nothing: builtin:tiny.",
     ),
 ]
 

@@ -54,7 +54,7 @@ def register(app: typer.Typer) -> None:
 def verify(
     model_argument: Annotated[
         str | None,
-        typer.Argument(metavar="MODEL", help="Folder, random:NAME,key=value, or nothing."),
+        typer.Argument(metavar="MODEL", help="Folder, random:NAME,key=value, builtin:NAME."),
     ] = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write the report here too.")

@@ -37,7 +37,10 @@ class EngineConfig:
 
     model: A[
         str | None,
-        Flag("folder in Hugging Face layout, or random:NAME,key=value; not given: gnomon's own"),
+        Flag(
+            "folder in Hugging Face layout, random:NAME,key=value or builtin:NAME; not given: "
+            "builtin:tiny"
+        ),
     ] = None
     tokenizer: A[str | None, Flag("folder of tokenizer.json; not given: the model's own")] = None
     served_model_name: A[str | None, Flag("name in /v1/models; not given: the model's label")] = (

@@ -51,7 +51,8 @@ class VerifySettings:
     model: A[
         str | None,
         Flag(
-            "folder in Hugging Face layout, or random:NAME,key=value; not given: a small built-in"
+            "folder in Hugging Face layout, random:NAME,key=value or builtin:NAME; not given: "
+            "builtin:tiny"
         ),
     ] = None
     prompts: A[
