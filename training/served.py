@@ -2,7 +2,7 @@
 
 In:  a model folder; prompts of `data`, of the held-out kinds (keys, wordings, operands, functions).
 Out: shares of right answers between 0 and 1. An answer is right if its tokens, end token included,
-     are the expected ones; a tool call is also looked at as text (`is_well_formed`).
+     are the expected ones; a tool call is looked at as text.
 FAULTS: `topk 1` and `flipped rotation` by config override, `random lists` by a tap that replaces
      what the indexers chose; where layers share a list (FAULTS_OF), `wrong source`: they take that
      of the full layer before. With them the same prompts must fail, or the numbers would say
@@ -160,7 +160,8 @@ def sums_share(
 
 
 def tool_share(llm: LLM, family: Family, count: int, what: str) -> float:
-    """Share of calls that are "well formed", or "as expected" to the letter."""
+    """Share of calls that are "well formed", or "as expected" to the letter: whatever the tokens,
+    the text is the one wanted."""
     dice = random.Random(f"card tools {family}")
     made = []
     for _ in range(count):
@@ -172,11 +173,12 @@ def tool_share(llm: LLM, family: Family, count: int, what: str) -> float:
     found = answers(llm, [prompt for _, prompt, _ in made], 200)
     right = 0
     for (tools, _, want), got in zip(made, found, strict=True):
+        text, wanted, end = (
+            tokenizer().decode(ids, skip_special_tokens=False) for ids in (got, want, want[-1:])
+        )
         if what == "as expected":
-            right += got == want
+            right += text == wanted
             continue
-        text = tokenizer().decode(got, skip_special_tokens=False)
-        end = tokenizer().decode(want[-1:], skip_special_tokens=False)
         right += text.endswith(end) and is_well_formed(text.removesuffix(end), family, tools)
     return right / count
 
