@@ -47,7 +47,7 @@ class Space(StrEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeldSlots:
-    """``slots`` int64 [R, W] of the POSITION list ``ids`` through the page table ``pages``.
+    """``slots`` [R, W], int32 or int64, of the POSITION list ``ids`` through the table ``pages``.
 
     They serve these very tensors and no equal ones: a list that was changed has none.
     """

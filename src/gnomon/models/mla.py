@@ -20,7 +20,14 @@ from torch import Tensor
 from gnomon.attention.block_fp8 import Fp8Rows
 from gnomon.attention.geometry import RowSubset, RowTensor
 from gnomon.attention.indices import KeySet
-from gnomon.attention.ops.fusions import IndexEntry, LatentEntry, heads_quantise, sparse_values
+from gnomon.attention.ops.fusions import (
+    IndexEntry,
+    LatentEntry,
+    absorb,
+    heads_quantise,
+    prepare_attention,
+    sparse_values,
+)
 from gnomon.attention.plan import ContextChunk
 from gnomon.attention.step import AttentionStep
 from gnomon.models.config import ModelConfig
@@ -30,10 +37,15 @@ from gnomon.models.rotation import Rotations
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Query:
-    """Per-head queries of every row, rotated: nope [R, H, dn], rope [R, H, D_r]."""
+    """Per-head queries of every row, rotated: nope [R, H, dn], rope [R, H, D_r].
+
+    ``room`` [R, H, D_c]: where absorbed queries go, so that ``rope`` stands behind them: what some
+    kernels read is one tensor then.
+    """
 
     nope: RowTensor
     rope: RowTensor
+    room: Tensor | None = None
 
     def take(self, subset: RowSubset) -> Query:
         """The queries of a subset of the rows."""
@@ -123,8 +135,13 @@ class LatentAttention:
         rows = step.geometry.rows
         heads = self.q_b(q_latent, step.ops).view(rows.num_rows, self.num_heads, -1)
         nope, rope = heads[..., : self.nope_dim], heads[..., self.nope_dim :]
-        turned, index_query = step.ops.prepare_attention(rope, rotations.query, *entries)
-        return Query(RowTensor(rows, nope), RowTensor(rows, turned)), index_query
+        out = room = None
+        if step.plan.graph_key is not None:  # a step that decodes
+            joint = rope.new_empty((*rope.shape[:2], self.latent_dim + rope.shape[2]))
+            room, out = joint[..., : self.latent_dim], joint[..., self.latent_dim :]
+        turned, index_query = prepare_attention(step.ops, rope, rotations.query, *entries, out)
+        room = room if turned is out else None
+        return Query(RowTensor(rows, nope), RowTensor(rows, turned), room), index_query
 
     def attend(self, query: Query, keys: KeySet | None, step: AttentionStep) -> Tensor | Fp8Rows:
         """[R, H * dv]: every row over its own keys, by the route that the plan gave its request.
@@ -155,7 +172,7 @@ class LatentAttention:
 
     def _attend_sparse(self, query: Query, keys: KeySet, step: AttentionStep) -> RowTensor:
         """Absorbed: latents [M, H, D_c]."""
-        absorbed = step.ops.multiply_heads(query.nope.data, self.up_key)  # [M, H, D_c]
+        absorbed = absorb(step.ops, query.nope.data, self.up_key, query.room)  # [M, H, D_c]
         return sparse_values(
             step.ops,
             (RowTensor(query.nope.axis, absorbed), query.rope),

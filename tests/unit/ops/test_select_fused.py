@@ -119,7 +119,8 @@ def agree(step: SmallStep, ops: Operators) -> ListSegment:
     assert segment.held is not None
     table = step.geometry.tables["tokens"]
     slots = to_slots(parts, found.keys.axis, table).ids
-    assert torch.equal(segment.held.slots, slots)
+    assert segment.held.slots.dtype == torch.int32
+    assert torch.equal(segment.held.slots.long(), slots)
     assert to_slots(segment, found.keys.axis, table).ids is segment.held.slots
     return segment
 

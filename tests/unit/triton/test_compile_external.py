@@ -34,6 +34,7 @@ CONSTANTS = {
         **{"H": 16, "HP": 64, "DC": 512, "DR": 64, "DCP": 512, "DRP": 64, "BH": launches.HEADS},
         **{"HELD": 2048, "BLOCK": launches.TAIL},
     },
+    "_lists": {"HELD": 2048, "BLOCK": launches.TAIL},
     "_hide": {"BLOCK": launches.TAIL},
     "_tables": {"PAGE": 64, "BLOCK": launches.PAGES},
     "_mix": {"K": 8, "BLOCK": launches.TAIL},

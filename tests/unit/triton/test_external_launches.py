@@ -69,6 +69,34 @@ def test_lists_that_fit_are_not_copied() -> None:
     assert launches.packed_operands(rows, rows, 64, slots, 64)[1] is slots
 
 
+@pytest.mark.parametrize("width", [7, 64, 2100])
+def test_lists_are_packed(width: int) -> None:
+    slots = torch.randint(0, 99, (3, width + 3))[:, :width]
+    held = -(-width // 64) * 64
+    rows = torch.randn(3, 2, 16)
+    expected = padding.pad_operands(rows, rows, slots, 64)[1]
+    assert torch.equal(launches.packed_lists(slots, held), expected)
+
+
+def test_queries_that_stand_side_by_side_are_not_copied() -> None:
+    joint = torch.randn(3, 64, 40)
+    latent, rope = joint[..., :32], joint[..., 32:]
+    slots = torch.arange(192, dtype=torch.int32).view(3, 64)
+    query, lists = padding.pad_operands(latent, rope, slots, 64)
+    assert query.data_ptr() == joint.data_ptr()
+    assert torch.equal(query, joint)
+    assert lists is slots
+    query, _ = padding.pad_operands(latent, rope, slots[:, :50].long(), 64)
+    assert query.data_ptr() == joint.data_ptr()
+    for apart in (rope.clone(), joint[..., 24:32]):
+        query, _ = padding.pad_operands(latent, apart, slots, 64)
+        assert torch.equal(query, torch.cat((latent, apart), -1))
+    few = torch.randn(3, 16, 40)
+    query, _ = padding.pad_operands(few[..., :32], few[..., 32:], slots, 64)
+    assert torch.equal(query[:, :16], few)
+    assert not query[:, 16:].any()
+
+
 def test_tails_and_blind_rows_are_cleared_and_nothing_else() -> None:
     count = torch.tensor([0, 3, 5000, 2048], dtype=torch.int32)
     scores = torch.randn(4, 5100)[:, :5000]

@@ -48,7 +48,7 @@ def test_lists_and_slots(query: list[int], kv: list[int], num_rows: int | None) 
     torch.testing.assert_close(found.margin, expected.margin, rtol=1e-5, atol=1e-5)
     assert segment.held is not None
     slots = to_slots(truth, found.keys.axis, step.geometry.tables["tokens"], validate=True)
-    assert torch.equal(segment.held.slots, slots.ids)
+    assert torch.equal(segment.held.slots.long(), slots.ids)
 
 
 @pytest.mark.parametrize("is_captured", [False, True])

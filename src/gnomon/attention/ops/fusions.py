@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from gnomon.attention.block_fp8 import Fp8Rows
@@ -20,6 +21,7 @@ from gnomon.attention.geometry import PageTable, RowTensor, WriteSlots, require_
 from gnomon.attention.indices import KeySet
 from gnomon.attention.layouts.base import PagedPool
 from gnomon.attention.ops.attend import attend_values, has_values
+from gnomon.attention.ops.products import TORCH
 from gnomon.attention.ops.routing import RouterRule, Routing, route
 from gnomon.attention.ops.values import IndexTransform, RopeRows
 
@@ -120,6 +122,14 @@ def heads_quantise(
     return ops.multiply_heads(x, weight, is_packed=True).flatten(1)
 
 
+def absorb(ops: Operators, x: Tensor, weight: Tensor, room: Tensor | None) -> Tensor:
+    """[M, H, N] of x [M, H, K] and weight [H, K, N], in ``room`` where it may be."""
+    if room is None or ops.products is not TORCH:
+        return ops.multiply_heads(x, weight)
+    torch.bmm(x.transpose(0, 1), weight, out=room.transpose(0, 1))
+    return room
+
+
 def sparse_values(
     ops: Operators,
     queries: tuple[RowTensor, RowTensor],
@@ -186,10 +196,12 @@ def prepare_attention(
     rope: RopeRows,
     latent: LatentEntry,
     index: IndexEntry | None,
+    out: Tensor | None = None,
 ) -> tuple[Tensor, RowTensor | None]:
     """Write latents and index keys; turn attention queries q_rope [R, H, D_r] and index queries.
 
-    Returns (q_rope turned, index queries turned or None where the layer has no indexer).
+    Returns (q_rope turned, index queries turned or None where the layer has no indexer). ``out``:
+    where the former goes, if one launch does it all; else it is a tensor of its own.
     """
     name = "prepare_attention" if index is not None else "write_latent_and_rope"
     fused = ops.fusions.get(name)
@@ -211,7 +223,7 @@ def prepare_attention(
         latent.writes.slots,
     )
     if index is None:
-        turned: Tensor = fused(q_rope, rope, written)
+        turned: Tensor = fused(q_rope, rope, written, out=out)
         return turned, None
     indexed = (
         index.query.data,
@@ -221,7 +233,7 @@ def prepare_attention(
         index.pool,
         index.writes.slots,
     )
-    turned, query = fused(q_rope, rope, written, indexed)
+    turned, query = fused(q_rope, rope, written, indexed, out=out)
     return turned, RowTensor(index.query.axis, query)
 
 

@@ -52,29 +52,33 @@ def can_fuse(fusions: Kernels, table: PageTable, lists: ListPlan, top: int) -> b
 def select_fused(source: FusedSource, lists: ListPlan, width: int, want_margin: bool) -> TopK:
     """Lists of all rows, ``width`` ids wide, with slots."""
     topk = source.fusions["topk_slots"]
-    is_one_run = len(lists.runs) == 1 and lists.runs[0].rows is None
-    if is_one_run:
-        return _run(source, lists.runs[0], (width, want_margin), None)
-    whole = _empty(source, width, want_margin)
-    for rows in _unscored(lists, source.request.shape[0]):
+    num_rows = source.request.shape[0]
+    whole = _empty(source, num_rows, width, want_margin)
+    if len(lists.runs) == 1 and lists.runs[0].rows is None:
+        return _run(source, lists.runs[0], (width, want_margin), whole)
+    for rows in _unscored(lists, num_rows):
         pages = RowPages(source.table.pages, source.request[rows], source.table.page_size)
         topk(None, lists.count[rows], width, want_margin, pages, _view(whole, rows))
     for run in lists.runs:
         if isinstance(run.rows, Tensor):
-            _put(run.rows, whole, _run(source, run, (width, want_margin), None))
+            part = _empty(source, run.request.shape[0], width, want_margin)
+            _put(run.rows, whole, _run(source, run, (width, want_margin), part))
         else:
             _run(source, run, (width, want_margin), _view(whole, run.rows or slice(None)))
     return whole
 
 
-def _empty(source: FusedSource, width: int, want_margin: bool) -> TopK:
-    num_rows, device = source.request.shape[0], source.request.device
+def _empty(source: FusedSource, num_rows: int, width: int, want_margin: bool) -> TopK:
+    """Room for lists. Slots are int32 where they fit: what libraries take, and half the bytes."""
+    device, is_small = source.request.device, source.pool.num_slots <= torch.iinfo(torch.int32).max
     return TopK(
         torch.empty((num_rows, width), dtype=torch.int32, device=device),
         torch.empty(num_rows, dtype=torch.int32, device=device),
         torch.empty(num_rows, dtype=torch.float32, device=device) if want_margin else None,
         torch.empty(num_rows, dtype=torch.bool, device=device),
-        torch.empty((num_rows, width), dtype=torch.int64, device=device),
+        torch.empty(
+            (num_rows, width), dtype=torch.int32 if is_small else torch.int64, device=device
+        ),
     )
 
 
@@ -88,8 +92,8 @@ def _unscored(lists: ListPlan, num_rows: int) -> Iterator[slice]:
         begin = max(begin, rows.stop)
 
 
-def _run(source: FusedSource, run: ScoreRun, wanted: tuple[int, bool], out: TopK | None) -> TopK:
-    """Lists of a run's rows; wanted: width, whether a margin; written to ``out`` if given."""
+def _run(source: FusedSource, run: ScoreRun, wanted: tuple[int, bool], out: TopK) -> TopK:
+    """Lists of a run's rows, written to ``out``; wanted: width, whether a margin."""
     (width, want_margin), count, table = wanted, run.counts[0], source.table
     rows = RowPages(table.pages, run.request, table.page_size)
     scores = _scores(source, run, rows, width)

@@ -131,7 +131,7 @@ SPARSE_MLA = OpSpec(
         Argument("q_latent", "[R, H, D_c]", "any float"),
         Argument("q_rope", "[R, H, D_r]", "any float"),
         Argument("pool", "[pages * P, D_c + D_r]", "a layout's"),
-        Argument("slots", "[R, W]", "int64"),
+        Argument("slots", "[R, W]", "int64 or int32"),
         Argument("count", "[R]", "int32"),
         _SCALE,
     ),

@@ -2,9 +2,9 @@
 
 In:  operands as the operators get them, any strides. Out: operands as the libraries want them.
 `codes_of_rows`: e4m3 codes and scales of values that hold them exactly (codes.py says what).
-`packed_operands`: padding.py's pads. `hide_tails`, `clear_blind`: −inf behind a row's
-keys, and 0 and −inf for rows that see nothing, touching only what changes. `mixed_rows`: weighted
-sums of rows that experts computed. `pages_of_rows`: page tables by row.
+`packed_operands`, `packed_lists`: padding.py's pads. `hide_tails`, `clear_blind`: −inf behind a
+row's keys, and 0 and −inf for rows that see nothing, touching only what changes. `mixed_rows`:
+weighted sums of rows that experts computed. `pages_of_rows`: page tables by row.
 Imported only where a tensor is on a GPU; nothing here waits for it.
 """
 
@@ -76,6 +76,14 @@ def codes_of_rows(
 
 
 @triton.jit
+def put_list(row, part, slots, lists, W, S_ROW, HELD: tl.constexpr, BLOCK: tl.constexpr):
+    """Part of a row's list: slots as int32, −1 from place W on."""
+    place = part * BLOCK + tl.arange(0, BLOCK)
+    ids = tl.load(slots + row * S_ROW + place, mask=place < W, other=-1)
+    tl.store(lists + row * HELD + place, ids.to(tl.int32), mask=place < HELD)
+
+
+@triton.jit
 def _pack(
     latent, rope, query, slots, lists, L_ROW, L_HEAD, R_ROW, R_HEAD, W, S_ROW,
     H: tl.constexpr, HP: tl.constexpr, DC: tl.constexpr, DR: tl.constexpr,
@@ -98,9 +106,7 @@ def _pack(
         held = tl.load(rope + row * R_ROW + head[:, None] * R_HEAD + turned, mask=mask, other=0.0)
         tl.store(target + DC + turned[None], held, mask=(turned < DR)[None] & (head < HP)[:, None])
     else:
-        place = (part - HEAD_BLOCKS) * BLOCK + tl.arange(0, BLOCK)
-        ids = tl.load(slots + row * S_ROW + place, mask=place < W, other=-1)
-        tl.store(lists + row * HELD + place, ids.to(tl.int32), mask=place < HELD)
+        put_list(row, part - HEAD_BLOCKS, slots, lists, W, S_ROW, HELD, BLOCK)
 
 
 def packed_operands(
@@ -124,6 +130,22 @@ def packed_operands(
         DCP=padded(rank), DRP=padded(width), BH=HEADS, HELD=held_width, BLOCK=TAIL,
     )  # fmt: skip
     return query, lists
+
+
+@triton.jit
+def _lists(slots, lists, W, S_ROW, HELD: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    put_list(row, tl.program_id(1), slots, lists, W, S_ROW, HELD, BLOCK)
+
+
+def packed_lists(slots: Tensor, held_width: int) -> Tensor:
+    """Slots [R, W] as int32 [R, held_width], −1 behind W."""
+    num_rows, width = slots.shape
+    lists = slots.new_empty((num_rows, held_width), dtype=torch.int32)
+    _lists[(num_rows, triton.cdiv(held_width, TAIL))](
+        slots, lists, width, slots.stride(0), HELD=held_width, BLOCK=TAIL
+    )
+    return lists
 
 
 @triton.jit

@@ -29,21 +29,42 @@ def pad_operands(
 ) -> tuple[Tensor, Tensor]:
     """(query [R, padded heads, D_c + D_r], lists [R, W rounded up to ``multiple``, one at least]).
 
-    Contiguous; heads from H on are zero, lists are int32 with −1 behind W.
+    Contiguous; heads from H on are zero, lists are int32 with −1 behind W. What stands so already
+    is not copied.
     """
     num_rows, num_heads, rank = q_latent.shape
     heads, width = padded_heads(num_heads), slots.shape[1]
     held = max(1, -(-width // multiple)) * multiple
+    joint = joint_query(q_latent, q_rope) if heads == num_heads else None
+    is_held = slots.dtype == torch.int32 and width == held and slots.is_contiguous()
+    if joint is not None and is_held:
+        return joint, slots
     if q_latent.is_cuda:
-        from gnomon.attention.providers.external.launches import packed_operands
+        from gnomon.attention.providers.external.launches import packed_lists, packed_operands
 
+        if joint is not None:
+            return joint, packed_lists(slots, held)
         return packed_operands(q_latent, q_rope, heads, slots, held)
-    query = q_latent.new_zeros((num_rows, heads, rank + q_rope.shape[-1]))
-    query[:, :num_heads, :rank] = q_latent
-    query[:, :num_heads, rank:] = q_rope
+    query = joint
+    if query is None:
+        query = q_latent.new_zeros((num_rows, heads, rank + q_rope.shape[-1]))
+        query[:, :num_heads, :rank] = q_latent
+        query[:, :num_heads, rank:] = q_rope
     lists = slots.to(torch.int32)
     lists = lists.contiguous() if held == width else F.pad(lists, (0, held - width), value=-1)
     return query, lists
+
+
+def joint_query(q_latent: Tensor, q_rope: Tensor) -> Tensor | None:
+    """[R, H, D_c + D_r] where both are parts of one such tensor, side by side; else None."""
+    num_rows, num_heads, rank = q_latent.shape
+    width = rank + q_rope.shape[-1]
+    strides = (num_heads * width, width, 1)
+    if q_latent.stride() != strides or q_rope.stride() != strides:
+        return None
+    if q_rope.data_ptr() != q_latent.data_ptr() + rank * q_latent.element_size():
+        return None
+    return q_latent.as_strided((num_rows, num_heads, width), strides)
 
 
 def empty_is_minus(lse: Tensor) -> Tensor:

@@ -49,6 +49,8 @@ def turn_queries(
     out,
     row_stride,
     head_stride,
+    out_stride,
+    out_head_stride,
     HEADS: tl.constexpr,
     DIM: tl.constexpr,
     HEADS_BLOCK: tl.constexpr,
@@ -75,7 +77,7 @@ def turn_queries(
     head = first + tl.arange(0, HEADS_BLOCK)[:, None]
     column = tl.arange(0, BLOCK)[None, :]
     inside = (head < HEADS) & (column < DIM)
-    place = out + (row * HEADS + head) * DIM + column
+    place = out + row * out_stride + head * out_head_stride + column
     tl.store(place, round_to(turned, out.dtype.element_ty), mask=inside)
 
 
@@ -95,6 +97,8 @@ def write_latent_and_rope_kernel(
     latent_programs,
     row_stride,
     head_stride,
+    out_stride,
+    out_head_stride,
     kv_stride,
     pool_stride,
     eps,
@@ -127,7 +131,7 @@ def write_latent_and_rope_kernel(
     else:
         turn_queries(
             program - latent_programs, x, x_cos, x_sin, x_out, row_stride, head_stride,
-            X_HEADS, X_DIM, X_HEADS_BLOCK, X_BLOCK, IS_X_INTERLEAVED,
+            out_stride, out_head_stride, X_HEADS, X_DIM, X_HEADS_BLOCK, X_BLOCK, IS_X_INTERLEAVED,
         )  # fmt: skip
 
 
@@ -141,7 +145,7 @@ def prepare_attention_kernel(
     kv, weight, cos, sin, slots, pool,
     q, k, k_weight, k_bias, q_cos, q_sin, k_cos, k_sin, k_slots, k_pool, q_out,
     num_latents, num_keys, latent_programs, key_programs, query_programs,
-    row_stride, head_stride, kv_stride, pool_stride,
+    row_stride, head_stride, out_stride, out_head_stride, kv_stride, pool_stride,
     q_stride, q_head_stride, k_stride, k_pool_stride,
     eps, k_eps,
     X_HEADS: tl.constexpr, X_DIM: tl.constexpr, X_HEADS_BLOCK: tl.constexpr,
@@ -180,15 +184,24 @@ def prepare_attention_kernel(
     else:
         turn_queries(
             program - latent_programs - key_programs - query_programs, x, x_cos, x_sin, x_out,
-            row_stride, head_stride, X_HEADS, X_DIM, X_HEADS_BLOCK, X_BLOCK, IS_X_INTERLEAVED,
+            row_stride, head_stride, out_stride, out_head_stride,
+            X_HEADS, X_DIM, X_HEADS_BLOCK, X_BLOCK, IS_X_INTERLEAVED,
         )  # fmt: skip
 
 
 def write_latent_and_rope(
-    q_rope: Tensor, rope: RopeRows, latent: LatentWrite, tile: RowsTile = TILE
+    q_rope: Tensor,
+    rope: RopeRows,
+    latent: LatentWrite,
+    tile: RowsTile = TILE,
+    out: Tensor | None = None,
 ) -> Tensor:
-    """latent_write(*latent) and rope(q_rope, rope) of q_rope [R, H, D_r]; returns the latter."""
-    out = torch.empty_like(q_rope, memory_format=torch.contiguous_format)
+    """latent_write(*latent) and rope(q_rope, rope) of q_rope [R, H, D_r]; returns the latter.
+
+    ``out``: where the latter goes, of any strides but the last.
+    """
+    if out is None:
+        out = torch.empty_like(q_rope, memory_format=torch.contiguous_format)
     turn, shape, parts = _turn(q_rope, rope, out, tile)
     write, latent_shape, (num_latents, latent_programs) = _write(latent, tile)
     programs = latent_programs + parts
@@ -206,13 +219,16 @@ def prepare_attention(
     latent: LatentWrite,
     index: IndexPrepare,
     tile: RowsTile = TILE,
+    out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """latent_write(*latent), index_prepare(*index) and rope(q_rope, rope).
 
-    Returns (q_rope [R, H, D_r] turned, index queries turned).
+    Returns (q_rope [R, H, D_r] turned, index queries turned). ``out``: where the former goes, of
+    any strides but the last.
     """
     q, k, transform, rows, pool, slots = index
-    out = torch.empty_like(q_rope, memory_format=torch.contiguous_format)
+    if out is None:
+        out = torch.empty_like(q_rope, memory_format=torch.contiguous_format)
     q_out = torch.empty_like(q, memory_format=torch.contiguous_format)
     turn, shape, parts = _turn(q_rope, rope, out, tile)
     write, latent_shape, (num_latents, latent_programs) = _write(latent, tile)
@@ -246,7 +262,7 @@ def _turn(
     num_heads, dim = x.shape[1], x.shape[2]
     heads = heads_of(x) if x.numel() else x
     block = padded(min(num_heads, tile.turned))
-    given = (heads, rows.cos, rows.sin, out, heads.stride(0), heads.stride(1))
+    given = (heads, rows.cos, rows.sin, out, *heads.stride()[:2], *out.stride()[:2])
     constants = (num_heads, dim, block, padded(dim), rows.is_interleaved)
     return given, constants, x.shape[0] * triton.cdiv(num_heads, block) if x.numel() else 0
 

@@ -85,6 +85,7 @@ def topk_slots(
     ``out``: where to write (every row of it is written), else it is allocated.
     """
     num_rows, device = count.shape[0], count.device
+    _require_size(k)
     if out is None:
         slots = torch.empty((num_rows, k), dtype=torch.int64, device=device)
         plain = _empty(num_rows, k, want_margin, device)
