@@ -2,8 +2,8 @@
 
 In:  `pytest tests/gpu` on a machine with CUDA; elsewhere nothing of this folder runs.
 Out: kernels compiled once into one cache; memory given back after each test, so that a large test
-     does not starve the next one; slow tests first. A failure is named as soon as it is known, with the last line of
-     its error, and in $OUT/failures.txt where OUT is set: a run that is cut off loses no name.
+     does not starve the next one; slow tests first. A failure is named as soon as it is known, with
+     what is wrong, and in $OUT/failures.txt where OUT is set: a run that is cut off loses no name.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def in_good_order(items: list[pytest.Item]) -> list[pytest.Item]:
-    """The slow ones first, a quick one behind each: no worker gets two, none is left for the end."""
+    """The slow ones first, a quick one behind each, so that no worker begins with two."""
     ranks = {item: slowness(item.nodeid) for item in items}
     slow = sorted((item for item in items if ranks[item] < len(SLOW)), key=ranks.__getitem__)
     quick = [item for item in items if ranks[item] == len(SLOW)]
