@@ -67,14 +67,19 @@ def plan_lists(axis: RowAxis, chunks: tuple[ScoreChunk, ...], width: int) -> Lis
         grouped[-1].append(chunk)
     runs = tuple(_run(axis, group) for group in grouped)
     is_whole = len(runs) == 1 and runs[0].rows is None
+    if is_whole:
+        return ListPlan(axis.kv_len.clamp_max(width), runs, None)
     causal = causal_list(axis, "keys", width)
-    return ListPlan(causal.count, runs, None if is_whole else causal.ids)
+    return ListPlan(causal.count, runs, causal.ids)
 
 
 def _run(axis: RowAxis, chunks: list[ScoreChunk]) -> ScoreRun:
     rows = _rows_of(chunks[0], axis)
     request, kv_len = (t if rows is None else t[rows] for t in (axis.request, axis.kv_len))
-    counts = [(kv_len - c.key_start).clamp_(0, c.key_stop - c.key_start) for c in chunks]
+    counts = [
+        (kv_len - c.key_start if c.key_start else kv_len).clamp(0, c.key_stop - c.key_start)
+        for c in chunks
+    ]
     return ScoreRun(rows, request.clamp_min(0), tuple(chunks), tuple(counts))
 
 

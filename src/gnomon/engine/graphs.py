@@ -173,7 +173,7 @@ class DecodeGraphs:
             token_ids = self.buffers.token_ids(geometry.rows.num_rows)
             output = self._model.forward(RowTensor(geometry.rows, token_ids), step)
             hidden = output.hidden.data
-            logits = self._logits[: hidden.shape[0]].copy_(self._model.logits(hidden, step.ops))
+            logits = self._model.logits(hidden, step.ops, self._logits[: hidden.shape[0]])
             return logits, row_flags(hidden, output.nan_rows.data)
 
         return work

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from gnomon.attention.axes import RowAxis, take_axis
+from gnomon.attention.ops.fusions import rope_rows
 from gnomon.attention.ops.values import RopeRows, RopeTable
 from gnomon.attention.step import AttentionStep
 from gnomon.models.config import ModelConfig, YarnConfig
@@ -73,7 +74,7 @@ class Rotations:
         def at(axis: RowAxis, is_interleaved: bool) -> RopeRows:
             key = (id(axis), is_interleaved)
             if key not in looked_up:
-                looked_up[key] = table.at(axis, is_interleaved)
+                looked_up[key] = rope_rows(step.ops, table, axis, is_interleaved)
             return looked_up[key]
 
         return cls(

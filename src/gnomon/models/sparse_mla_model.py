@@ -181,13 +181,18 @@ class SparseMlaModel:
         return _normed(ops, stream, norm, None)[1].values
 
     @torch.inference_mode()
-    def logits(self, hidden: Tensor, ops: Operators | None = None) -> Tensor:
+    def logits(
+        self, hidden: Tensor, ops: Operators | None = None, out: Tensor | None = None
+    ) -> Tensor:
         """[M, V] float32 (float64 for a float64 model) of hidden rows [M, D].
 
-        ``ops``: those of the step, which multiply as it does; None: torch multiplies.
+        ``ops``: those of the step, which multiply as it does; None: torch multiplies. ``out``:
+        where they go, in its dtype.
         """
         products = TORCH if ops is None else ops.products
         logits = products.linear(hidden, self.head, None)
+        if out is not None:
+            return out.copy_(logits)
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
@@ -208,10 +213,10 @@ def _normed(
 def any_fault(step: AttentionStep, faults: list[RowTensor]) -> RowTensor:
     """On the step's rows, bool [R]: whether any layer flagged the row."""
     rows, sparse = step.geometry.rows, step.plan.sparse
+    flagged = torch.stack([fault.data for fault in faults]).any(0) if faults else None
+    if sparse is not None and sparse.rows is None and flagged is not None:
+        return RowTensor(rows, flagged)
     flags = torch.zeros(rows.num_rows, dtype=torch.bool, device=rows.device)
-    if sparse is not None and faults:
-        flagged = torch.stack([fault.data for fault in faults]).any(0)
-        if sparse.rows is None:
-            return RowTensor(rows, flagged)
+    if sparse is not None and sparse.rows is not None and flagged is not None:
         flags.index_copy_(0, sparse.rows, flagged)
     return RowTensor(rows, flags)

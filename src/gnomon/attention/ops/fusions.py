@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from gnomon.attention.axes import RowAxis
 from gnomon.attention.block_fp8 import Fp8Rows
 from gnomon.attention.geometry import PageTable, RowTensor, WriteSlots, require_axis
 from gnomon.attention.indices import KeySet
@@ -23,7 +24,7 @@ from gnomon.attention.layouts.base import PagedPool
 from gnomon.attention.ops.attend import attend_values, has_values
 from gnomon.attention.ops.products import TORCH
 from gnomon.attention.ops.routing import RouterRule, Routing, route
-from gnomon.attention.ops.values import IndexTransform, RopeRows
+from gnomon.attention.ops.values import IndexTransform, RopeRows, RopeTable
 
 if TYPE_CHECKING:
     from gnomon.attention.ops.operators import Operators
@@ -41,6 +42,7 @@ FUSIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "lazy_scores_paged": ("index_scores_paged",),
         "lazy_scores": ("index_scores",),
         "topk_slots": ("topk",),
+        "rope_rows": ("rope",),  # RopeTable.at
         "move_slots": ("context_gather",),  # workspace.move_slots, beside the gather
     }
 )
@@ -105,6 +107,15 @@ def norm_quantise(
     if delta is None:
         return x, ops.rms_norm(x, *norm), None
     return *add_rms_norm(ops, x, delta, *norm), None
+
+
+def rope_rows(ops: Operators, table: RopeTable, axis: RowAxis, is_interleaved: bool) -> RopeRows:
+    """The rotations of an axis' rows: RopeTable.at, to the bit."""
+    fused = ops.fusions.get("rope_rows")
+    if fused is None or table.cos.dtype != torch.float32:
+        return table.at(axis, is_interleaved)
+    cos, sin = fused(table.cos, table.sin, axis.position, is_interleaved)
+    return RopeRows(axis, cos, sin, is_interleaved)
 
 
 def heads_quantise(
