@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from gnomon.bench.serve import Answer, ServeResult, ServeSettings, bench_serve
-from gnomon.bench.startup import bench_startup
+from gnomon.bench.serve import Answer, ServeResult, ServeSettings, _token_times, bench_serve
+from gnomon.bench.startup import bench_startup, stages_of
 from gnomon.errors import ConfigError, GnomonError
 
 SMALL = {"input_len": 24, "output_len": 6}
@@ -76,6 +76,24 @@ def test_the_command_writes_table_json_and_picture(server, tmp_path) -> None:
     assert "2 of 2 answered" in done.stdout
     assert len(json.loads((tmp_path / "serve.json").read_text())["answers"]) == 2
     assert (tmp_path / "serve.png").stat().st_size > 1000
+
+
+def test_events_without_text_count_if_they_hold_tokens() -> None:
+    lines = [
+        b'data: {"choices": [{"text": "", "token_ids": [99999]}]}',
+        b'data: {"choices": [{"text": "a"}]}',
+        b'data: {"choices": [{"text": ""}]}',
+        b'data: {"choices": [], "usage": {"completion_tokens": 3}}',
+        b"data: [DONE]",
+    ]
+    arrivals, counted = _token_times(lines, 0.0)
+    assert (len(arrivals), counted) == (2, 3)
+
+
+def test_stages_are_read_from_the_log() -> None:
+    log = "loading x\n  weights 50% 1 of 2 MiB at 0.5 s\n  weights 100% 2 of 2 MiB at 1.0 s\nINFO\n"
+    log += "  graphs 100% 19 of 19 at 7.3 s\n  prefill graphs 100% 4 of 4 at 9.9 s\n"
+    assert stages_of(log) == (("weights", 1.0), ("graphs", 7.3), ("prefill graphs", 9.9))
 
 
 def test_startup_is_timed_cold_and_warm() -> None:

@@ -200,6 +200,7 @@ class _Client:
         fields = {
             "model": self._model, "prompt": prompt, "max_tokens": num_tokens, "stream": True,
             "temperature": 0, "ignore_eos": True, "stream_options": {"include_usage": True},
+            "return_token_ids": True,
         }  # fmt: skip
         connection = self._kind(self._host, self._port, timeout=TIMEOUT_S)
         sent = time.perf_counter() - begin
@@ -220,7 +221,10 @@ class _Client:
 
 
 def _token_times(response: http.client.HTTPResponse, begin: float) -> tuple[tuple[float, ...], int]:
-    """(arrival of every event with text, tokens by the server's count or 0)."""
+    """(arrival of every event with text or tokens, tokens by the server's count or 0).
+
+    A token may have no text of its own (half a character, an id beyond the tokenizer's).
+    """
     arrivals: list[float] = []
     counted = 0
     for line in response:
@@ -229,7 +233,8 @@ def _token_times(response: http.client.HTTPResponse, begin: float) -> tuple[tupl
         event: dict[str, Any] = json.loads(line[6:])
         if "error" in event:
             raise ValueError(str(event["error"])[:300])
-        if any(choice.get("text") for choice in event.get("choices", ())):
+        choices = event.get("choices", ())
+        if any(choice.get("text") or choice.get("token_ids") for choice in choices):
             arrivals.append(time.perf_counter() - begin)
         counted = (event.get("usage") or {}).get("completion_tokens", counted)
     return tuple(arrivals), counted

@@ -1,7 +1,8 @@
 """`gnomon bench startup`: how long `gnomon serve` takes until it answers, cold and warm.
 
 In:  the arguments of `gnomon serve`. Out: seconds from the launch of the process to a healthy
-     server, and to the first answer after it.
+     server, and to the first answer after it; when each stage of the start was done, by the
+     server's own log, counted from the beginning of its loading.
 Cold: Triton's and torch's kernel caches are an empty folder of this run; warm: the same folder.
 Not here: what the server does meanwhile (its own log says it).
 """
@@ -9,6 +10,7 @@ Not here: what the server does meanwhile (its own log says it).
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -27,6 +29,7 @@ PATIENCE_S = 900.0
 POLL_S = 0.1
 STOP_S = 30.0
 HOST = "127.0.0.1"
+STAGE = re.compile(r"^  (\S.*?) 100% .* at ([0-9.]+) s$", re.MULTILINE)
 LAUNCH = "from gnomon.cli.main import main; main()"
 
 
@@ -37,6 +40,7 @@ class StartupTime:
     kind: str  # "cold" or "warm"
     healthy_s: float
     first_answer_s: float
+    stages: tuple[tuple[str, float], ...] = ()
 
 
 def bench_startup(arguments: Sequence[str]) -> Iterator[StartupTime]:
@@ -69,9 +73,15 @@ def _start(kind: str, arguments: Sequence[str], folder: Path) -> StartupTime:
             (answer,) = bench_serve(f"http://{HOST}:{port}", "", one).answers
             if answer.error:
                 raise GnomonError(f"the server started but did not answer: {answer.error}")
-            return StartupTime(kind, healthy, time.perf_counter() - begin)
+            taken = time.perf_counter() - begin
+            return StartupTime(kind, healthy, taken, stages_of(log.read_text(errors="replace")))
         finally:
             _stop(process)
+
+
+def stages_of(log: str) -> tuple[tuple[str, float], ...]:
+    """(stage, seconds) of the stages that a start's log says were done."""
+    return tuple((name, float(seconds)) for name, seconds in STAGE.findall(log))
 
 
 def _await_health(process: subprocess.Popen[bytes], port: int, begin: float, log: Path) -> None:

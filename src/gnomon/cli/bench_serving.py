@@ -107,6 +107,9 @@ def startup(
     for taken in bench_startup(arguments or []):
         times.append(asdict(taken))
         typer.echo(f"{taken.kind:<8} {taken.healthy_s:>10.1f} {taken.first_answer_s:>15.1f}")
+        if taken.stages:
+            done = ", ".join(f"{name} at {seconds:.1f} s" for name, seconds in taken.stages)
+            typer.echo(f"         of the loading: {done}")
     if json_file is not None:
         whole = {"run": describe_run(place), "startup": times}
         json_file.write_text(json.dumps(whole, indent=1) + "\n")
