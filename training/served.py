@@ -34,7 +34,7 @@ from training.data.arithmetic import problem
 from training.data.recall import needle
 from training.data.tools import task
 from training.data.writing import DSML, Call, Episode, Family, chat, tokenizer
-from training.shapes import GLM_STOP_IDS
+from training.shapes import EOS_ID, GLM_STOP_IDS
 
 FAULTS = ("topk 1", "flipped rotation", "random lists")
 FAULTS_OF: dict[Family, tuple[str, ...]] = {"dsv32": FAULTS, "glm": (*FAULTS, "wrong source")}
@@ -106,8 +106,9 @@ def split(episode: Episode) -> tuple[list[int], list[int]]:
 
 
 def answers(llm: LLM, prompts: Sequence[list[int]], longest: int) -> list[list[int]]:
-    """Greedy answers, end token included; GLM's turns end with GLM's tokens."""
-    params = SamplingParams(temperature=0.0, max_tokens=longest, stop_token_ids=GLM_STOP_IDS)
+    """Greedy answers, end token included; either format's ends end them."""
+    ends = (EOS_ID, *GLM_STOP_IDS)
+    params = SamplingParams(temperature=0.0, max_tokens=longest, stop_token_ids=ends)
     outputs = llm.generate(list(prompts), params, use_tqdm=False)
     return [list(output.outputs[0].token_ids) for output in outputs]
 
