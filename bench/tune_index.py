@@ -24,7 +24,7 @@ from gnomon.attention.layouts.base import PagedPool
 from gnomon.attention.ops.values import RowPages
 from gnomon.attention.providers.external import deepgemm
 from gnomon.attention.providers.external.places import Places
-from gnomon.attention.providers.triton import index, index_views, topk
+from gnomon.attention.providers.triton import index, index_launch, index_views, topk
 from gnomon.attention.providers.triton.index_views import CODE, Tile
 from gnomon.bench.timing import Failure, time_calls
 
@@ -123,11 +123,11 @@ def tiled(tile: Tile, call: Call) -> Call:
     """The call under another tile of FP8."""
 
     def run() -> Any:
-        usual, index.PAGED_TILES[CODE] = index.PAGED_TILES[CODE], tile
+        usual, index_views.PAGED_TILES[CODE] = index_views.PAGED_TILES[CODE], tile
         try:
             return call()
         finally:
-            index.PAGED_TILES[CODE] = usual
+            index_views.PAGED_TILES[CODE] = usual
 
     return run
 
@@ -140,7 +140,9 @@ def flat_cell(library: Any, num_rows: int, num_keys: int, heads: int) -> None:
     scored = (q, weights, count, 0.01)
     calls: dict[str, Call] = {}
     for tile in FLAT:
-        calls[f"{tile}"[4:]] = lambda t=tile: index._code_scores(scored, keys, num_keys, t, False)
+        calls[f"{tile}"[4:]] = lambda t=tile: index_launch.code_scores(
+            scored, keys, num_keys, t, False
+        )
     for fixed, kernel in (("", index.lazy_scores), (" fixed", index.lazy_scores_fixed)):
         calls[f"from the pool{fixed}"] = lambda k=kernel: k(
             q, weights, pool, table[0], num_keys, count, 0.01
@@ -167,11 +169,11 @@ def paged_cell(library: Any, num_rows: int, num_keys: int, heads: int) -> None:
     calls: dict[str, Call] = {}
 
     def call(resident: int, width: int, table: RowPages = rows) -> Any:
-        usual, index.RESIDENT = index.RESIDENT, resident
+        usual, index_launch.RESIDENT = index_launch.RESIDENT, resident
         try:
             return index.lazy_scores_paged(q, weights, pool, table, count, 0.01, (width, 2048))
         finally:
-            index.RESIDENT = usual
+            index_launch.RESIDENT = usual
 
     for tile, resident in PAGED:
         name = f"{tile}"[4:] + f" resident {resident}"

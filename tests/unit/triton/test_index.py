@@ -13,7 +13,7 @@ from gnomon.attention.layouts import Fp8IndexKeyLayout, KVLayout, PlainLayout
 from gnomon.attention.layouts.base import PagedPool
 from gnomon.attention.ops.values import RowPages
 from gnomon.attention.providers import reference
-from gnomon.attention.providers.triton import index
+from gnomon.attention.providers.triton import index, index_launch, index_views
 from gnomon.attention.spec import SPECS, Scale, check_provider
 from gnomon.attention.spec.draw import normal, page_lists
 
@@ -178,7 +178,7 @@ def test_variants_follow_the_index_layout() -> None:
 
 @pytest.mark.parametrize("num_rows", [1, 2, 7, 16, 64, 100, 128, 200, 256, 300, 512, 2000])
 def test_paged_programs_fill_the_machine_in_few_rounds(num_rows: int) -> None:
-    parts, resident = index.parts_of(num_rows, 528), 528
+    parts, resident = index_views.parts_of(num_rows, 528), 528
     rounds = math.ceil(num_rows * parts / resident)
     assert parts == 1 or rounds <= 4
     best = max(
@@ -186,3 +186,22 @@ def test_paged_programs_fill_the_machine_in_few_rounds(num_rows: int) -> None:
         for p in range(1, max(1, 4 * resident // num_rows) + 1)
     )
     assert num_rows * parts / (resident * rounds) >= best - 0.051
+
+
+@pytest.mark.parametrize("layout", [LAYOUTS[0], LAYOUTS[1], LAYOUTS[7]], ids=lambda x: x.id)
+def test_only_rows_and_columns_asked_for_are_written(
+    layout: KVLayout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tiles hold more rows and keys than there are; one whole block is stored without masks."""
+    problem = Problem(layout, [200, 200, 200], 16, 8)
+    around = torch.full((12, 256), 77.0)
+    monkeypatch.setattr(index_launch, "score_rows", lambda *_: around[:3, :200])
+    keys = problem.keys(0, 200)
+    kernel = index.index_scores_codes if layout.rounds_queries else index.index_scores
+    found = kernel(problem.q, problem.weights, keys, problem.count, problem.scale)
+    truth = reference.index_scores(
+        problem.q.double(), problem.weights, keys, problem.count, problem.scale
+    )
+    close(found, truth)
+    assert (around[3:] == 77.0).all()
+    assert (around[:, 200:] == 77.0).all()

@@ -1,4 +1,4 @@
-"""Device kernels of the index scores: contiguous keys, paged keys, and FP8 codes of rows.
+"""Device kernels of the index scores of plain keys in one table, and of keys in pages.
 
 In:  queries [M, H, D], head weights [M, H], keys in one table or in pages, counts [M].
 Out: fp32 scores: Σ_h w · relu(q_h · k), a key's and a query's scale multiplied in after the dot.
@@ -7,7 +7,8 @@ A tile is BLOCK keys by ROWS · HEADS queries. A score's bits hang on the row, t
 Dots: KEYS is "plain" (the stored numbers, as the layout reads them), "codes" (e4m3 by e4m3) or
      "decoded" (e4m3 codes widened exactly, where the device has no e4m3 dot).
 NaN: relu keeps it, so a bad key shows in the score. Padded heads and columns are zero, or masked.
-Not here: sizes of tiles, grids, views of pools (index.py). Maths: oracle_math.md §1.5.
+Not here: FP8 codes of keys in one table (index_codes.py), tiles and views of pools
+(index_views.py), grids (index_launch.py). Maths: oracle_math.md §1.5.
 """
 
 from __future__ import annotations
@@ -34,11 +35,17 @@ def relu(x):
 
 
 @triton.jit
+def twice_relu(x):
+    """2 max(x, 0) of finite x, NaN for NaN: an addition, which has twice the rate of a maximum."""
+    return x + tl.abs(x)
+
+
+@triton.jit
 def weighted_sum(
     s, weight, head, H: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """[BLOCK, ROWS] of per-head products s [BLOCK, ROWS · HEADS] and weights [ROWS · HEADS]."""
-    s = relu(s) * weight[None, :]
+    """[BLOCK, ROWS] of rectified products s [BLOCK, ROWS · HEADS] and weights [ROWS · HEADS]."""
+    s *= weight[None, :]
     if H != HEADS:
         s = tl.where((head < H)[None, :], s, 0.0)  # an infinite key makes NaN of a padded head
     if ROWS == 1:
@@ -55,12 +62,29 @@ def index_scale(x):
 
 
 @triton.jit
+def blocks_of(count_ptr, group, num_rows, num_keys, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """First and last block of this program's part, and up to where all rows of the group see all.
+
+    By numbers that the compiler knows to be the same in all threads: a loop whose bounds come out
+    of a block of counts keeps addresses of shared memory a thread, at 30 instructions a step.
+    """
+    is_full = group * ROWS + ROWS <= num_rows  # else rows are stored with a mask
+    least, most = tl.where(is_full, num_keys, 0), 0
+    for place in tl.static_range(ROWS):
+        count = tl.load(count_ptr + tl.minimum(group * ROWS + place, num_rows - 1))
+        least, most = tl.minimum(least, count), tl.maximum(most, count)
+    num_blocks = tl.cdiv(tl.minimum(most, num_keys), BLOCK)
+    share = tl.cdiv(num_blocks, tl.num_programs(1))
+    first = tl.program_id(1) * share
+    last = tl.minimum(first + share, num_blocks)
+    return first, tl.maximum(tl.minimum(last, least // BLOCK), first), last
+
+
+@triton.jit
 def scores_kernel(
     q_ptr,
     weights_ptr,
-    q_scale_ptr,
     keys_ptr,
-    key_scale_ptr,
     count_ptr,
     out_ptr,
     scale,
@@ -77,16 +101,12 @@ def scores_kernel(
     DIM: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
-    IS_CODES: tl.constexpr,
-    FILLS: tl.constexpr,
-    STAGES: tl.constexpr,
 ):
     """Program (g, p): rows g · ROWS on against the p-th part of the keys that any of them sees.
 
-    IS_CODES: q [rows padded to ROWS, HEADS, DIM] and keys [padded to BLOCK, DIM] are e4m3, with
-    nothing to mask. FILLS: columns behind a row's count become −inf, else they may stay unwritten.
+    What lies behind a row's count stays unwritten.
     """
-    group, part, num_parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
+    group = tl.program_id(0)
     rows = group * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, ROWS * HEADS)
     head = column % HEADS
@@ -96,42 +116,43 @@ def scores_kernel(
     q_at = q_ptr + row[:, None] * q_row + head[:, None] * q_head + d[None, :]
     weight = tl.load(weights_ptr + row * weights_row + head, mask=is_head, other=0.0)
     weight = weight.to(tl.float32) * scale
-    if IS_CODES:
-        q = tl.load(q_at)
-        weight *= tl.load(q_scale_ptr + row * HEADS + head)
+    q = tl.trans(tl.load(q_at, mask=is_head[:, None] & (d < D)[None, :], other=0.0))
+    seen = tl.minimum(tl.load(count_ptr + rows, mask=rows < num_rows, other=0), num_keys)
+    first, whole, last = blocks_of(count_ptr, group, num_rows, num_keys, ROWS, BLOCK)
+    inner, is_column = tl.arange(0, BLOCK), (d < D)[None, :]
+    keys_at = inner.to(tl.int64)[:, None] * keys_row + d[None, :]
+    out_at = out_ptr + rows.to(tl.int64)[None, :] * out_row + inner[:, None]
+    if q.dtype == tl.float32:
+        whole = first  # fp32 is multiplied out of registers, which two loops have not enough of
     else:
-        q = tl.load(q_at, mask=is_head[:, None] & (d < D)[None, :], other=0.0)
-    seen = tl.load(count_ptr + rows, mask=rows < num_rows, other=0)
-    num_blocks = tl.cdiv(tl.minimum(tl.max(seen, 0), num_keys), BLOCK)
-    share = tl.cdiv(num_blocks, num_parts)
-    out_at = out_ptr + rows.to(tl.int64)[None, :] * out_row
-    q = tl.trans(q)
-    for block in tl.range(
-        part * share, tl.minimum(part * share + share, num_blocks), num_stages=STAGES
-    ):
-        key = block * BLOCK + tl.arange(0, BLOCK)
-        keys_at = keys_ptr + key.to(tl.int64)[:, None] * keys_row + d[None, :]
-        if IS_CODES:
-            s = dot(tl.load(keys_at), q)
-        else:
-            is_key = (key < num_keys)[:, None]
-            if D != DIM:
-                is_key = is_key & (d < D)[None, :]
-            s = dot(tl.load(keys_at, mask=is_key, other=0.0), q)
+        for block in range(first, whole):  # all rows see all of these
+            begin = block * BLOCK
+            block_at = keys_ptr + begin.to(tl.int64) * keys_row + keys_at
+            if D == DIM:
+                keys = tl.load(block_at)
+            else:
+                keys = tl.load(block_at, mask=is_column, other=0.0)
+            s = relu(dot(keys, q))
+            tl.store(out_at + begin, weighted_sum(s, weight, head, H, HEADS, ROWS, BLOCK))
+    for block in tl.range(whole, last, num_stages=1):
+        begin = block * BLOCK
+        key = (begin + inner)[:, None]
+        block_at = keys_ptr + begin.to(tl.int64) * keys_row + keys_at
+        s = relu(dot(tl.load(block_at, mask=(key < num_keys) & is_column, other=0.0), q))
         found = weighted_sum(s, weight, head, H, HEADS, ROWS, BLOCK)
-        if IS_CODES:
-            found *= tl.load(key_scale_ptr + key)[:, None]
-        is_seen = key[:, None] < seen[None, :]
-        if FILLS:
-            found = tl.where(is_seen, found, float("-inf"))
-            is_seen = (key < num_keys)[:, None] & (rows < num_rows)[None, :]
-        tl.store(out_at + key[:, None], found, mask=is_seen)
-    if FILLS:
-        nothing = tl.full([BLOCK, ROWS], float("-inf"), tl.float32)
-        for block in range(num_blocks + part, tl.cdiv(num_keys, BLOCK), num_parts):
-            key = block * BLOCK + tl.arange(0, BLOCK)
-            inside = (key < num_keys)[:, None] & (rows < num_rows)[None, :]
-            tl.store(out_at + key[:, None], nothing, mask=inside)
+        tl.store(out_at + begin, found, mask=key < seen[None, :])
+
+
+@triton.jit
+def hide_tails_kernel(count_ptr, out_ptr, num_columns, out_row, BLOCK: tl.constexpr):
+    """Program m: −inf in row m from its count on."""
+    row = tl.program_id(0)
+    count = tl.maximum(tl.load(count_ptr + row), 0)
+    nothing = tl.full([BLOCK], float("-inf"), tl.float32)
+    for start in range(count // BLOCK * BLOCK, num_columns, BLOCK):
+        column = start + tl.arange(0, BLOCK)
+        is_tail = (column >= count) & (column < num_columns)
+        tl.store(out_ptr + row.to(tl.int64) * out_row + column, nothing, mask=is_tail)
 
 
 @triton.jit
@@ -192,7 +213,7 @@ def paged_scores_kernel(
         if KEYS == "codes":
             wide = q.to(tl.float32)
             q_scale = index_scale(wide)
-            weight *= q_scale
+            weight *= 0.5 * q_scale
             # The scale is a power of two: its reciprocal is exact.
             q = encode_e4m3(wide * (1.0 / q_scale)[:, None], NATIVE)
             q = q.to(tl.float8e4nv, bitcast=True)
@@ -214,7 +235,9 @@ def paged_scores_kernel(
                 k = round_to(k.to(tl.float32), tl.float16).to(q.dtype)
             elif CAST == "wide":
                 k = k.to(q.dtype)
-            found = tl.sum(weighted_sum(dot(k, q), weight, head, H, HEADS, 1, BLOCK), 1)
+            s = dot(k, q)
+            s = twice_relu(s) if KEYS == "codes" else relu(s)
+            found = tl.sum(weighted_sum(s, weight, head, H, HEADS, 1, BLOCK), 1)
             if KEYS != "plain":
                 found *= tl.load(key_scale_ptr + page * scale_page + key % PAGE)
             if FILLS:
@@ -227,56 +250,3 @@ def paged_scores_kernel(
         for block in range(num_blocks + part, tl.cdiv(width, BLOCK), num_parts):
             key = block * BLOCK + tl.arange(0, BLOCK)
             tl.store(out_at + key, nothing, mask=key < width)
-
-
-@triton.jit
-def encode_rows_kernel(
-    x_ptr,
-    codes_ptr,
-    scale_ptr,
-    num_rows,
-    x_outer,
-    x_inner,
-    INNER: tl.constexpr,
-    PADDED_INNER: tl.constexpr,
-    D: tl.constexpr,
-    DIM: tl.constexpr,
-    BLOCK: tl.constexpr,
-    NATIVE: tl.constexpr,
-):
-    """Codes [.., PADDED_INNER, DIM] and scales of x [num_rows, INNER, D]; padding is all zeros."""
-    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    outer, inner, d = (place // PADDED_INNER).to(tl.int64), place % PADDED_INNER, tl.arange(0, DIM)
-    inside = ((outer < num_rows) & (inner < INNER))[:, None] & (d < D)[None, :]
-    x_at = x_ptr + outer[:, None] * x_outer + inner[:, None] * x_inner + d[None, :]
-    x = tl.load(x_at, mask=inside, other=0.0).to(tl.float32)
-    scale = index_scale(x)
-    codes = encode_e4m3(x * (1.0 / scale)[:, None], NATIVE)
-    tl.store(codes_ptr + place.to(tl.int64)[:, None] * DIM + d[None, :], codes)
-    tl.store(scale_ptr + place, scale)
-
-
-@triton.jit
-def gather_codes_kernel(
-    codes_ptr,
-    scale_ptr,
-    pages_ptr,
-    codes_out,
-    scale_out,
-    num_keys,
-    codes_page,
-    scale_page,
-    PAGE: tl.constexpr,
-    D: tl.constexpr,
-    DIM: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """Codes [padded, DIM] and scales of the first num_keys entries of ``pages``; then zeros."""
-    key = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    is_key, d = key < num_keys, tl.arange(0, DIM)
-    page = tl.load(pages_ptr + key // PAGE, mask=is_key, other=0).to(tl.int64)
-    at = codes_ptr + page[:, None] * codes_page + (key % PAGE)[:, None] * D + d[None, :]
-    codes = tl.load(at, mask=is_key[:, None] & (d < D)[None, :], other=0)
-    scale = tl.load(scale_ptr + page * scale_page + key % PAGE, mask=is_key, other=0.0)
-    tl.store(codes_out + key.to(tl.int64)[:, None] * DIM + d[None, :], codes)
-    tl.store(scale_out + key, scale)

@@ -3,7 +3,7 @@
 In:  pools, queries or keys. Out: views and new tensors with the strides that the kernels assume.
 Codes are those of layouts/float8.py (index keys): values that are codes times a power of two come
 back as such exactly, because rounding them again changes nothing.
-Not here: scores (index.py, index_tiles.py).
+Not here: scores (index.py).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gnomon.attention.layouts.base import Operation, PagedPool
 from gnomon.attention.layouts.index_k_132 import Fp8IndexKeyLayout
-from gnomon.attention.providers.triton.index_tiles import encode_rows_kernel, gather_codes_kernel
+from gnomon.attention.providers.triton.index_codes import encode_rows_kernel, gather_codes_kernel
 from gnomon.attention.providers.triton.language import IS_INTERPRETED, has_native_fp8, padded
 from gnomon.errors import UnsupportedError
 
@@ -26,6 +26,7 @@ FEWEST_COLUMNS = 32  # a dot's depth in FP8
 ENCODE_BLOCK = 32
 ROW_ALIGNMENT = 32  # columns: rows of scores begin at multiples of 128 bytes
 FEWEST_PROCESSORS = 4  # what a CPU counts as under the interpreter
+HOPPER = (9, 0)
 KEY_BLOCK = 128  # keys side by side are padded to a multiple
 
 
@@ -33,7 +34,8 @@ KEY_BLOCK = 128  # keys side by side are padded to a multiple
 class Tile:
     """``queries``: rows times padded heads of a tile; ``keys`` of it; ``stages``, ``warps``.
 
-    ``registers``: at most so many a thread, for more programs at once.
+    ``registers``: at most so many a thread on Hopper, for more programs at once; other GPUs hold
+    operands of a product in registers as well.
     """
 
     queries: int
@@ -46,18 +48,22 @@ class Tile:
         """Rows of a tile, each of ``num_heads`` padded heads."""
         return max(1, self.queries // num_heads)
 
+    def most_registers(self, device: torch.device) -> int | None:
+        """What a kernel is compiled with on this device."""
+        return self.registers if _capability(device) == HOPPER else None
+
 
 TILES = {  # of contiguous keys; measured on an H200
-    CODE: Tile(128, 64, 4, 4),
+    CODE: Tile(128, 64, 4, 4, 128),
     torch.bfloat16: Tile(128, 64, 3, 4),
     torch.float16: Tile(128, 64, 3, 4),
-    torch.float32: Tile(64, 32, 2, 4),  # IEEE dots run on the plain ALUs
+    torch.float32: Tile(64, 32, 2, 8),  # IEEE dots run on the plain ALUs
 }
 PAGED_TILES = {  # of paged keys; ``queries`` is one row's heads
     CODE: Tile(1, KEY_BLOCK, 3, 4),
     torch.bfloat16: Tile(1, KEY_BLOCK, 2, 4),
     torch.float16: Tile(1, KEY_BLOCK, 2, 4),
-    torch.float32: Tile(1, 32, 2, 4),
+    torch.float32: Tile(1, 32, 2, 8),
 }
 
 
@@ -171,6 +177,11 @@ def score_rows(num_rows: int, width: int, device: torch.device) -> Tensor:
 def side_by_side(x: Tensor) -> Tensor:
     """``x`` with its last dimension's numbers next to each other; copied only if they are not."""
     return x if x.stride(-1) == 1 or x.shape[-1] <= 1 else x.contiguous()
+
+
+@functools.cache
+def _capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
 
 
 @functools.cache
