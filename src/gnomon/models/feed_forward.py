@@ -19,8 +19,9 @@ from torch.nn import functional as F
 
 from gnomon.attention.axes import RowAxis
 from gnomon.attention.block_fp8 import BlockFp8Weight
-from gnomon.attention.ops.fusions import route_products
+from gnomon.attention.ops.fusions import moe_parts, route_products
 from gnomon.attention.ops.routing import RouterRule, Routing, expert_weights, with_shared
+from gnomon.attention.ops.values import Summands
 from gnomon.attention.step import AttentionStep
 from gnomon.attention.taps import SelectionTap
 from gnomon.models.config import ModelConfig
@@ -45,11 +46,13 @@ class DenseFeedForward:
         """The weight that reads the block's input."""
         return self.gate_up.weight
 
-    def __call__(self, x: SharedInput, step: AttentionStep) -> Tensor:
-        """[R, D] -> [R, D]: ``down(silu(gate x) * up x)``."""
+    def __call__(self, x: SharedInput, step: AttentionStep) -> Tensor | Summands:
+        """[R, D] -> [R, D]: ``down(silu(gate x) * up x)``; a step that decodes may leave sums."""
         hidden = self.gate_up(x, step.ops)
         if isinstance(self.down.weight, BlockFp8Weight):
             active = step.ops.silu_quantise(hidden, self.down.weight.is_power_of_two)
+            if step.plan.graph_key is not None:
+                return self.down.unsummed(active, step.ops)
             return self.down(active, step.ops)
         gate, up = hidden.chunk(2, dim=-1)
         return self.down(F.silu(gate) * up, step.ops)
@@ -100,11 +103,14 @@ class MixtureOfExperts:
         """The weight of the experts that reads the block's input."""
         return self.gate_up
 
-    def __call__(self, x: SharedInput, step: AttentionStep) -> Tensor:
-        """[R, D] -> [R, D]; padding rows get expert −1 and reach the shared expert only."""
+    def __call__(self, x: SharedInput, step: AttentionStep) -> Tensor | Summands:
+        """[R, D] -> [R, D]; padding rows get expert −1 and reach the shared expert only.
+
+        A step that decodes may leave the experts' shares to the norm that follows.
+        """
         expert_ids, weights = self._route(x.values, step)
         routed = self._experts(x, expert_ids, weights, step)
-        return routed if self.shared is None else routed + self.shared(x, step)
+        return routed if self.shared is None else _total(routed) + _total(self.shared(x, step))
 
     def _route(self, x: Tensor, step: AttentionStep) -> tuple[Tensor, Tensor]:
         """Experts of every row of x [R, D], and their weights."""
@@ -139,15 +145,21 @@ class MixtureOfExperts:
 
     def _experts(
         self, x: SharedInput, expert_ids: Tensor, weights: Tensor, step: AttentionStep
-    ) -> Tensor:
+    ) -> Tensor | Summands:
         """Products of the routed experts, weighted and added."""
         gate_up, down = self.gate_up, self.down
         if isinstance(gate_up, BlockFp8Weight) and isinstance(down, BlockFp8Weight):
             rows = x.quantised(gate_up.is_power_of_two)
+            if step.plan.graph_key is not None:
+                return moe_parts(step.ops, rows, (expert_ids, weights), gate_up, down)
             return step.ops.moe_fp8(rows, expert_ids, weights, gate_up, down)
         assert isinstance(gate_up, Tensor)
         assert isinstance(down, Tensor)
         return step.ops.moe(x.values, expert_ids, weights, gate_up, down)
+
+
+def _total(value: Tensor | Summands) -> Tensor:
+    return value.total() if isinstance(value, Summands) else value
 
 
 def _joined(

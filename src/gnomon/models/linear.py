@@ -19,7 +19,9 @@ from torch import Tensor
 
 from gnomon.attention import block_fp8
 from gnomon.attention.block_fp8 import GROUP, BlockFp8Weight, Fp8Rows
+from gnomon.attention.ops.fusions import linear_parts
 from gnomon.attention.ops.operators import Operators
+from gnomon.attention.ops.values import Summands
 
 Param = Tensor | BlockFp8Weight
 
@@ -63,11 +65,19 @@ class Linear:
         if isinstance(self.weight, Tensor):
             assert not isinstance(x, Fp8Rows)
             return ops.linear(x.values if isinstance(x, SharedInput) else x, self.weight)
-        if isinstance(x, Tensor):
-            x = ops.quantise_rows(x, self.weight.is_power_of_two)
-        elif isinstance(x, SharedInput):
-            x = x.quantised(self.weight.is_power_of_two)
-        return ops.linear_fp8(x, self.weight)
+        return ops.linear_fp8(_in_fp8(x, self.weight, ops), self.weight)
+
+    def unsummed(self, x: Tensor | SharedInput | Fp8Rows, ops: Operators) -> Tensor | Summands:
+        """The same for a norm that reads it: its sum over splits of K may be left to that."""
+        if isinstance(self.weight, Tensor):
+            return self(x, ops)
+        return linear_parts(ops, _in_fp8(x, self.weight, ops), self.weight)
+
+
+def _in_fp8(x: Tensor | SharedInput | Fp8Rows, weight: BlockFp8Weight, ops: Operators) -> Fp8Rows:
+    if isinstance(x, Tensor):
+        return ops.quantise_rows(x, weight.is_power_of_two)
+    return x.quantised(weight.is_power_of_two) if isinstance(x, SharedInput) else x
 
 
 @dataclass(frozen=True, slots=True, eq=False)

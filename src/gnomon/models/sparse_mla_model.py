@@ -21,6 +21,7 @@ from gnomon.attention.geometry import RowTensor, require_axis
 from gnomon.attention.indices import KeySet
 from gnomon.attention.ops.operators import Operators
 from gnomon.attention.ops.products import TORCH
+from gnomon.attention.ops.values import Summands
 from gnomon.attention.step import AttentionStep
 from gnomon.models.config import ModelConfig
 from gnomon.models.feed_forward import DenseFeedForward, MixtureOfExperts
@@ -29,7 +30,7 @@ from gnomon.models.linear import Param, SharedInput, scale_kind, tensor
 from gnomon.models.mla import LatentAttention, Query
 from gnomon.models.rotation import Rotations, rope_table
 
-Stream = tuple[Tensor, Tensor | None]
+Stream = tuple[Tensor, Tensor | Summands | None]
 """The residual stream [R, D], and what the last block still adds to it."""
 
 
@@ -169,7 +170,11 @@ class SparseMlaModel:
     ) -> Stream:
         """Layer ``number`` from what its attention gave, [R, H * dv], on; the stream behind it."""
         layer = self.layers[number]
-        delta = layer.attention.output(attended, step.ops)
+        output = layer.attention.output
+        if step.plan.graph_key is None:
+            delta: Tensor | Summands = output(attended, step.ops)
+        else:  # a step that decodes
+            delta = output.unsummed(attended, step.ops)
         kind = scale_kind(layer.feed_forward.input_weight)
         norm = (layer.post_norm, self.config.rms_norm_eps)
         x, h = _normed(step.ops, (x, delta), norm, kind)

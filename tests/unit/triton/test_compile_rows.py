@@ -86,13 +86,24 @@ def routes() -> list[Build]:
 
 def quantised() -> list[Build]:
     kinds = dict.fromkeys(("x", "delta", "weight", "total", "out"), "*bf16")
-    kinds |= {"codes": "*u8", "scales": "*fp32", "eps": "fp32"}
-    kinds |= dict.fromkeys(("stride", "delta_stride", "scale_stride"), "i32")
-    wide = {"D": 7168, "BLOCK": 8192, "num_warps": 16, "HAS_DELTA": True}
+    kinds |= {"codes": "*u8", "scales": "*fp32", "eps": "fp32", "ids": "*i64"}
+    strides = ("stride", "delta_stride", "part_stride", "scale_stride")
+    kinds |= dict.fromkeys(strides, "i32")
+    wide = {"D": 7168, "BLOCK": 8192, "num_warps": 16, "HAS_DELTA": True, "NATIVE": True}
+    one = {"PARTS": 1, "HAS_IDS": False, "IS_SUM": False}
+    splits, shares = (
+        one | {"PARTS": 4, "IS_SUM": True},
+        {"PARTS": 9, "HAS_IDS": True, "IS_SUM": True},
+    )
     kernel = rows_quantise.norm_quantise_kernel
     return [
-        build("rows_quantise", kernel, kinds, **wide, IS_POWER_OF_TWO=kind, NATIVE=True)
-        for kind in (False, True)
+        build("rows_quantise", kernel, kinds | delta, **wide, **parts, IS_POWER_OF_TWO=kind)
+        for kind, parts, delta in (
+            (False, one, {}),
+            (True, one, {}),
+            (False, splits, {"delta": "*fp32"}),
+            (False, shares, {}),
+        )
     ]
 
 

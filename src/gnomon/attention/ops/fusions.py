@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 
 from gnomon.attention.axes import RowAxis
-from gnomon.attention.block_fp8 import Fp8Rows
+from gnomon.attention.block_fp8 import BlockFp8Weight, Fp8Rows
 from gnomon.attention.geometry import PageTable, RowTensor, WriteSlots, require_axis
 from gnomon.attention.indices import KeySet
 from gnomon.attention.layouts.base import PagedPool
 from gnomon.attention.ops.attend import attend_values, has_values
 from gnomon.attention.ops.products import TORCH
 from gnomon.attention.ops.routing import RouterRule, Routing, route
-from gnomon.attention.ops.values import IndexTransform, RopeRows, RopeTable
+from gnomon.attention.ops.values import IndexTransform, RopeRows, RopeTable, Summands
 
 if TYPE_CHECKING:
     from gnomon.attention.ops.operators import Operators
@@ -42,6 +42,8 @@ FUSIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "lazy_scores_paged": ("index_scores_paged",),
         "lazy_scores": ("index_scores",),
         "topk_slots": ("topk",),
+        "linear_fp8_parts": ("linear_fp8", "rms_norm", "quantise_rows"),  # norm_quantise adds them
+        "moe_fp8_parts": ("moe_fp8", "rms_norm", "quantise_rows"),
         "rope_rows": ("rope",),  # RopeTable.at
         "move_slots": ("context_gather",),  # workspace.move_slots, beside the gather
     }
@@ -90,7 +92,7 @@ def add_rms_norm(
 
 def norm_quantise(
     ops: Operators,
-    given: tuple[Tensor, Tensor | None],
+    given: tuple[Tensor, Tensor | Summands | None],
     norm: tuple[Tensor, float],
     is_power_of_two: bool | None,
 ) -> tuple[Tensor, Tensor, Fp8Rows | None]:
@@ -104,6 +106,8 @@ def norm_quantise(
     if fused is not None and is_power_of_two is not None:
         total, normed, (codes, scales) = fused(x, delta, *norm, is_power_of_two)
         return total, normed, Fp8Rows(codes, scales, x.dtype)
+    if isinstance(delta, Summands):
+        delta = delta.total()
     if delta is None:
         return x, ops.rms_norm(x, *norm), None
     return *add_rms_norm(ops, x, delta, *norm), None
@@ -156,6 +160,33 @@ def sparse_values(
     require_axis(axis, q_rope=queries[1], keys=keys)
     held = queries[0].data, queries[1].data
     return RowTensor(axis, attend_values(ops.kernels, held, pool, keys, table, scale, ops.unpacked))
+
+
+def linear_parts(ops: Operators, x: Fp8Rows, weight: BlockFp8Weight) -> Tensor | Summands:
+    """linear_fp8; the sum over splits of K, if there are any, is left to the norm that reads it."""
+    fused = ops.fusions.get("linear_fp8_parts")
+    if fused is None:
+        return ops.linear_fp8(x, weight)
+    found: Tensor | Summands = fused(x.codes, x.scales, weight.codes, weight.scales, x.dtype)
+    return found
+
+
+def moe_parts(
+    ops: Operators,
+    x: Fp8Rows,
+    pairs: tuple[Tensor, Tensor],
+    gate_up: BlockFp8Weight,
+    down: BlockFp8Weight,
+) -> Tensor | Summands:
+    """moe_fp8 of ``pairs`` (expert ids, weights), the experts' shares left to the norm."""
+    fused = ops.fusions.get("moe_fp8_parts")
+    if fused is None:
+        return ops.moe_fp8(x, *pairs, gate_up, down)
+    weights = (gate_up.codes, gate_up.scales), (down.codes, down.scales)
+    found: Tensor | Summands = fused(
+        (x.codes, x.scales), *pairs, *weights, down.is_power_of_two, x.dtype
+    )
+    return found
 
 
 def route_experts(

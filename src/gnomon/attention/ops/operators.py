@@ -28,7 +28,7 @@ from gnomon.attention.ops.fusions import IndexEntry, LatentEntry
 from gnomon.attention.ops.products import TORCH, Products
 from gnomon.attention.ops.routing import RouterRule, Routing
 from gnomon.attention.ops.select import SelectKernels, select_keys
-from gnomon.attention.ops.values import AttentionOut, IndexTransform, RopeRows, Selection
+from gnomon.attention.ops.values import AttentionOut, IndexTransform, RopeRows, Selection, Summands
 from gnomon.attention.ops.workspace import UnpackedMla
 from gnomon.attention.plan import StepPlan
 from gnomon.errors import GeometryError
@@ -109,7 +109,7 @@ class Operators:
     def norm_quantise(
         self,
         x: Tensor,
-        delta: Tensor | None,
+        delta: Tensor | Summands | None,
         norm: tuple[Tensor, float],
         is_power_of_two: bool | None,
     ) -> tuple[Tensor, Tensor, Fp8Rows | None]:

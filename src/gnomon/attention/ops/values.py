@@ -8,6 +8,7 @@ Not here: any computation beyond looking up RoPE rows (oracle_math.md §1.3).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -111,6 +112,20 @@ class IndexTransform:
         dtype = torch.promote_types(self.norm_weight.dtype, torch.float32)
         scaled = (matrix * dim**-0.5).to(self.norm_weight.device, dtype)
         object.__setattr__(self, "hadamard", scaled)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Summands:
+    """[R, D] that nobody has added up yet: Σ_p parts[p] of parts [P, R, D], rounded to ``dtype``.
+
+    The sum is fp32, first to last. ``ids`` int64 [R, P], contiguous: part p of row r is there only
+    if ids[r, p] >= 0; None: all are. ``total()`` adds them up, by a launch of its own.
+    """
+
+    parts: Tensor
+    dtype: torch.dtype
+    ids: Tensor | None
+    total: Callable[[], Tensor]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

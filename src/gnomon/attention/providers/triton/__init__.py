@@ -53,6 +53,8 @@ PROVIDER = KernelSet(
     fusions={
         **heads.FUSIONS,
         **index.FUSIONS,
+        **linear.FUSIONS,
+        **moe.FUSIONS,
         **narrow.FUSIONS,
         **prepare.FUSIONS,
         **rope_rows.FUSIONS,
@@ -62,5 +64,5 @@ PROVIDER = KernelSet(
         **topk.FUSIONS,
         **workspace.FUSIONS,
     },
-    by_batch=frozenset({*heads.FUSIONS, *narrow.FUSIONS}),
+    by_batch=frozenset({*heads.FUSIONS, *linear.FUSIONS, *moe.FUSIONS, *narrow.FUSIONS}),
 )

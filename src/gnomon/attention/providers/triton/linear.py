@@ -4,7 +4,8 @@ In:  codes [M, K] e4m3 and scales [M, groups] of rows, a weight's codes [N, K] a
      [ceil(N / 128), ceil(K / 128)], the dtype of the result.
 Out: [M, N]. `linear_fp8_fixed`: bits of a row hang on that row alone.
 Few rows stream the weight: K is split where columns alone would leave processors idle, and the
-parts are added in order by a second kernel. Not here: tile sizes (tiles.py), the kernel
+parts are added in order by a second kernel, or by the norm that reads the result
+(`linear_fp8_parts`). Not here: tile sizes (tiles.py), the kernel
 (products.py), quantisation (linear_quantise.py).
 """
 
@@ -18,6 +19,7 @@ import torch
 import triton
 from torch import Tensor
 
+from gnomon.attention.ops.values import Summands
 from gnomon.attention.providers.triton import tiles
 from gnomon.attention.providers.triton.attention_tiles import can_launch_early
 from gnomon.attention.providers.triton.language import has_native_fp8
@@ -46,6 +48,24 @@ def linear_fp8_fixed(
     return run_linear((x_codes, x_scales), (codes, scales), dtype, tile)
 
 
+def linear_fp8_parts(
+    x_codes: Tensor, x_scales: Tensor, codes: Tensor, scales: Tensor, dtype: torch.dtype
+) -> Tensor | Summands:
+    """linear_fp8, or its parts where K is split."""
+    tile = tiles.linear_tile(x_codes.shape[0], codes.shape[0], codes.shape[1])
+    x, weight = (x_codes, x_scales), (codes, scales)
+    if tile.splits == 1 or x_codes.shape[0] == 0:
+        return run_linear(x, weight, dtype, tile)
+    parts = _parts(x, weight, tile)
+
+    def total() -> Tensor:
+        out = torch.empty(parts.shape[1:], dtype=dtype, device=parts.device)
+        _add(parts, out, is_early=False)
+        return out
+
+    return Summands(parts, dtype, None, total)
+
+
 def run_linear(
     x: tuple[Tensor, Tensor], weight: tuple[Tensor, Tensor], dtype: torch.dtype, tile: Tile
 ) -> Tensor:
@@ -65,17 +85,36 @@ def linear_into(x: tuple[Tensor, Tensor], weight: tuple[Tensor, Tensor], out: Te
 def _multiply_into(
     x: tuple[Tensor, Tensor], weight: tuple[Tensor, Tensor], out: Tensor, tile: Tile
 ) -> None:
+    if out.numel() == 0:
+        return
+    if tile.splits == 1:
+        _launch(x, weight, out, tile, is_early=False)
+        return
+    is_early = can_launch_early(out.device)
+    _add(_parts(x, weight, tile, is_early), out, is_early)
+
+
+def _parts(
+    x: tuple[Tensor, Tensor], weight: tuple[Tensor, Tensor], tile: Tile, is_early: bool = False
+) -> Tensor:
+    """[splits, M, N] fp32: the products of each part of K."""
+    shape = (tile.splits, x[0].shape[0], weight[0].shape[0])
+    parts = torch.empty(shape, dtype=torch.float32, device=weight[0].device)
+    _launch(x, weight, parts, tile, is_early)
+    return parts
+
+
+def _launch(
+    x: tuple[Tensor, Tensor],
+    weight: tuple[Tensor, Tensor],
+    into: Tensor,
+    tile: Tile,
+    is_early: bool,
+) -> None:
     x_codes, x_scales = x
     codes, scales = weight
     num_rows, num_columns, width = x_codes.shape[0], codes.shape[0], codes.shape[1]
-    if out.numel() == 0:
-        return
-    into = out
-    if tile.splits > 1:
-        shape = (tile.splits, num_rows, num_columns)
-        into = torch.empty(shape, dtype=torch.float32, device=codes.device)
     is_native = has_native_fp8(codes.device)
-    is_early = tile.splits > 1 and can_launch_early(codes.device)
     num_m = triton.cdiv(num_rows, tile.rows)
     per_split = triton.cdiv(triton.cdiv(width, tile.depth), tile.splits) * tile.depth
     grid = (num_m * triton.cdiv(num_columns, tile.columns), tile.splits)
@@ -91,12 +130,16 @@ def _multiply_into(
         width % tile.depth == 0, False, tile.stages, is_early,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
-    if tile.splits > 1:
-        block = 1024
-        add_splits[(num_rows, triton.cdiv(num_columns, block))](
-            into, out, num_rows, num_columns, tile.splits, block, is_early,
-            **({"launch_pdl": True} if is_early else {}),
-        )  # fmt: skip
+
+
+def _add(parts: Tensor, out: Tensor, is_early: bool) -> None:
+    """Out [M, N] = the sum of parts; ``is_early``: launched before they are all there."""
+    splits, num_rows, num_columns = parts.shape
+    block = 1024
+    add_splits[(num_rows, triton.cdiv(num_columns, block))](
+        parts, out, num_rows, num_columns, splits, block, is_early,
+        **({"launch_pdl": True} if is_early else {}),
+    )  # fmt: skip
 
 
 KERNELS: MappingProxyType[str, Callable[..., Any]] = MappingProxyType(
@@ -108,4 +151,7 @@ KERNELS: MappingProxyType[str, Callable[..., Any]] = MappingProxyType(
 )
 FIXED: MappingProxyType[str, Callable[..., Any]] = MappingProxyType(
     {"linear_fp8": linear_fp8_fixed}
+)
+FUSIONS: MappingProxyType[str, Callable[..., Any]] = MappingProxyType(
+    {"linear_fp8_parts": linear_fp8_parts}
 )

@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gnomon.attention.ops.values import Summands
 from gnomon.attention.providers.triton import tiles
 from gnomon.attention.providers.triton.language import has_native_fp8, padded, round_to
 from gnomon.attention.providers.triton.linear_quantise import as_operand, empty_rows, silu_quantise
@@ -127,6 +128,27 @@ def run_moe(
     return _added(parts, expert_ids, torch.empty_like(x))
 
 
+def moe_fp8_parts(
+    x: Codes,
+    expert_ids: Tensor,
+    expert_weights: Tensor,
+    gate_up: Codes,
+    down: Codes,
+    is_power_of_two: bool,
+    dtype: torch.dtype,
+) -> Tensor | Summands:
+    """moe_fp8, its shares not yet added."""
+    chosen = tiles.moe_tiles(expert_ids.numel(), down[0], is_fp8=True)
+    pairs = expert_ids.contiguous(), expert_weights
+    num_rows, k, width = *expert_ids.shape, down[0].shape[1]
+    if num_rows == 0 or k == 0 or width == 0:
+        return torch.zeros(num_rows, width, dtype=dtype, device=x[0].device)
+    shares = _shares_fp8(x, pairs, (gate_up, down), (is_power_of_two, dtype), chosen)
+    by_place = shares.view(num_rows, k, width).transpose(0, 1)
+    total = lambda: _added(shares, pairs[0], shares.new_empty(num_rows, width))  # noqa: E731
+    return Summands(by_place, dtype, pairs[0], total)
+
+
 def run_moe_fp8(
     x: Codes,
     pairs: Codes,
@@ -135,14 +157,25 @@ def run_moe_fp8(
     chosen: MoeTiles,
 ) -> Tensor:
     """With given tiles; ``kind``: whether scales are powers of two, the dtype of the result."""
+    out = torch.empty(x[0].shape[0], weights[1][0].shape[1], dtype=kind[1], device=x[0].device)
+    if out.numel() == 0 or pairs[0].numel() == 0:
+        return out.zero_()
+    return _added(_shares_fp8(x, pairs, weights, kind, chosen), pairs[0], out)
+
+
+def _shares_fp8(
+    x: Codes,
+    pairs: Codes,
+    weights: tuple[Codes, Codes],
+    kind: tuple[bool, torch.dtype],
+    chosen: MoeTiles,
+) -> Tensor:
+    """[R * k, D]: weighted, what each expert gives its rows; unwritten where there is none."""
     (expert_ids, shares), (gate_up, down) = pairs, weights
     is_power_of_two, dtype = kind
     num_pairs, (num_experts, hidden_size, width) = expert_ids.numel(), down[0].shape
-    out = torch.empty(x[0].shape[0], hidden_size, dtype=dtype, device=x[0].device)
-    if out.numel() == 0 or num_pairs == 0:
-        return out.zero_()
     blocks = sort_by_expert(expert_ids, num_experts, chosen.fused.rows)
-    k, device = expert_ids.shape[1], out.device
+    k, device = expert_ids.shape[1], x[0].device
     if chosen.is_split:
         both = torch.empty(num_pairs, 2 * width, dtype=torch.float32, device=device)
         grouped(Rows(*x), Experts(*gate_up), blocks, chosen.fused, Into(both, k))
@@ -153,7 +186,7 @@ def run_moe_fp8(
         grouped(Rows(*x), Experts(*gate_up), blocks, chosen.fused, into)
     parts = torch.empty(num_pairs, hidden_size, dtype=dtype, device=device)
     grouped(Rows(*active), Experts(*down), blocks, chosen.down, Into(parts, 1, shares=shares))
-    return _added(parts, expert_ids, out)
+    return parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,4 +246,7 @@ KERNELS: MappingProxyType[str, Callable[..., Any]] = MappingProxyType(
 )
 FIXED: MappingProxyType[str, Callable[..., Any]] = MappingProxyType(
     {"moe": moe_fixed, "moe_fp8": moe_fp8_fixed}
+)
+FUSIONS: MappingProxyType[str, Callable[..., Any]] = MappingProxyType(
+    {"moe_fp8_parts": moe_fp8_parts}
 )
