@@ -29,6 +29,7 @@ from gnomon.attention.routes import AttentionDims
 from gnomon.attention.score_runs import plan_lists
 from gnomon.attention.step import AttentionStep
 from gnomon.engine.batch import DecodeBatch
+from gnomon.engine.compile_ahead import compile_ahead
 from gnomon.engine.graph_buffers import GraphBuffers
 from gnomon.engine.step_checks import row_flags
 from gnomon.errors import GeometryError
@@ -130,9 +131,13 @@ class DecodeGraphs:
         """Record every bucket, the largest first: what it allocates suffices for the others."""
         rules = self.rules
         before = reserved_bytes(rules.device)
-        for done, bucket in enumerate(reversed(rules.buckets), start=1):
+        planned: dict[int, tuple[Geometry, StepPlan]] = {}
+        for bucket in reversed(rules.buckets):
             geometry = decode_geometry(self.buffers.rows(bucket), rules.page_size, rules.max_len)
             plan = plan_decode(geometry, rules.dims, rules.capabilities, rules.budget)
+            planned[bucket] = geometry, plan
+        compile_ahead(rules.device, [self._work(*planned[bucket]) for bucket in planned])
+        for done, (bucket, (geometry, plan)) in enumerate(planned.items(), start=1):
             replay, outputs = self._recorder.record(self._work(geometry, plan))
             self._captured[bucket] = _Captured(replay, outputs, geometry, plan)
             progress("graphs", done, len(rules.buckets))

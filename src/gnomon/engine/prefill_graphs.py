@@ -20,6 +20,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -36,6 +37,7 @@ from gnomon.attention.segment_plan import (
 )
 from gnomon.attention.step import AttentionStep
 from gnomon.engine.batch import Batch
+from gnomon.engine.compile_ahead import compile_ahead
 from gnomon.engine.graphs import MIB, GraphRules, Outputs, Recorder, Work, reserved_bytes
 from gnomon.engine.segment_buffers import SegmentBuffers
 from gnomon.errors import GeometryError
@@ -62,6 +64,14 @@ class _Captured:
     step: AttentionStep
     rows: SegmentRows
     rotations: Rotations
+
+
+class RunOnce:
+    """A Recorder that records nothing: the work is done, and that is all."""
+
+    def record(self, work: Work) -> tuple[Callable[[], None], Outputs]:
+        """(nothing, the outputs)."""
+        return (lambda: None), work()
 
 
 class PrefillGraphs:
@@ -101,8 +111,10 @@ class PrefillGraphs:
     def capture(self, progress: Callable[[str, int, int], None]) -> None:
         """Record every bucket, the largest first: what it allocates suffices for the others."""
         buckets, before = self.rules.buckets, reserved_bytes(self.rules.device)
+        dry = [partial(self._record, bucket, RunOnce()) for bucket in reversed(buckets)]
+        compile_ahead(self.rules.device, dry)
         for done, bucket in enumerate(reversed(buckets), start=1):
-            self._captured[bucket] = self._record(bucket)
+            self._captured[bucket] = self._record(bucket, self._recorder)
             progress("prefill graphs", done, len(buckets))
         logger.info(
             "captured prefill for %d sizes up to %d rows, %d graphs each: %.0f MiB and %.1f MiB "
@@ -146,7 +158,7 @@ class PrefillGraphs:
         hidden = self.buffers.stream(rows.num_rows)
         return ForwardOutput(RowTensor(rows, hidden), any_fault(step, faults))
 
-    def _record(self, bucket: int) -> _Captured:
+    def _record(self, bucket: int, recorder: Recorder) -> _Captured:
         """All parts of one bucket, in the order in which they will be replayed."""
         self.buffers.clear(bucket)
         rows = self.buffers.rows(bucket)
@@ -156,7 +168,7 @@ class PrefillGraphs:
         rotations = self._model.rotations(step)
         replays: list[Callable[[], None]] = []
         for number in range(len(self._model.layers) + 1):
-            replay, _ = self._recorder.record(self._work(number, rows, rotations, step))
+            replay, _ = recorder.record(self._work(number, rows, rotations, step))
             replay()  # the next part reads numbers while it is recorded
             replays.append(replay)
         return _Captured(tuple(replays), step, rows, rotations)

@@ -22,6 +22,7 @@ from gnomon.attention.geometry import RowTensor, build_geometry
 from gnomon.attention.plan import plan_step
 from gnomon.attention.transforms import pad_rows
 from gnomon.engine.batch import Batch, BatchRules
+from gnomon.engine.compile_ahead import compile_ahead
 from gnomon.engine.messages import EngineRequest
 from gnomon.engine.runner import Runner
 from gnomon.engine.sampler import Sampler, SampleRow
@@ -68,12 +69,16 @@ def warm_up(parts: Parts, progress: Callable[[str, int, int], None]) -> None:
     )
     is_gpu = rules.device.type == "cuda"
     before = torch.cuda.memory_allocated() if is_gpu else 0
-    logits = None
-    for done, work in enumerate(works, start=1):
-        logits = _run(parts.runner, _batch(rules, work, pages.groups))
-        progress("warm-up", done, len(works))
-    assert logits is not None
-    _sample(logits[:1].expand(limits.max_num_seqs, -1).contiguous())
+    batches = [_batch(rules, work, pages.groups) for work in works]
+
+    def run_all(tell: Callable[[str, int, int], None]) -> None:
+        for done, batch in enumerate(batches, start=1):
+            logits = _run(parts.runner, batch)
+            tell("warm-up", done, len(batches))
+        _sample(logits[:1].expand(limits.max_num_seqs, -1).contiguous())
+
+    compile_ahead(rules.device, [lambda: run_all(lambda *_: None)])
+    run_all(progress)
     if is_gpu:
         taken = torch.cuda.max_memory_allocated() - before
         logger.info("warm-up: the largest step took %.0f MiB", taken / MIB)
