@@ -80,14 +80,23 @@ def test_splits_of_a_product(monkeypatch: pytest.MonkeyPatch) -> None:
         assert torch.equal(added(found.parts, found.ids), expected)
 
 
-def test_shares_of_experts() -> None:
+def test_splits_with_fixed_bits() -> None:
+    generator = Generator().manual_seed(4)
+    x, weight = rows_of(generator, 2, 1024), weight_of(generator, 130, 1024)
+    found = linear.linear_fp8_parts_fixed(*x, *weight, BF16)
+    assert isinstance(found, Summands)
+    assert torch.equal(found.total(), linear.linear_fp8_fixed(*x, *weight, BF16))
+
+
+@pytest.mark.parametrize("kind", ["", "_fixed"])
+def test_shares_of_experts(kind: str) -> None:
     generator = Generator().manual_seed(2)
     x = rows_of(generator, 6, 128)
     gate_up, down = weight_of(generator, 4, 256, 128), weight_of(generator, 4, 160, 128)
     ids = torch.tensor([[0, 1, 2], [3, -1, 0], [-1, -1, -1], [2, 1, 3], [0, 3, -1], [1, 2, 0]])
     shares = torch.rand(6, 3, generator=generator)
     given = (x, ids, shares, gate_up, down, False, BF16)
-    found, expected = moe.moe_fp8_parts(*given), moe.moe_fp8(*given)
+    found, expected = (getattr(moe, name + kind)(*given) for name in ("moe_fp8_parts", "moe_fp8"))
     assert isinstance(found, Summands)
     assert found.parts.shape == (3, 6, 160)
     assert torch.equal(found.total(), expected)

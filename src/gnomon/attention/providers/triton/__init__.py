@@ -64,5 +64,5 @@ PROVIDER = KernelSet(
         **topk.FUSIONS,
         **workspace.FUSIONS,
     },
-    by_batch=frozenset({*heads.FUSIONS, *linear.FUSIONS, *moe.FUSIONS, *narrow.FUSIONS}),
+    by_batch=frozenset({*heads.FUSIONS, *narrow.FUSIONS}),
 )

@@ -53,8 +53,21 @@ def linear_fp8_parts(
 ) -> Tensor | Summands:
     """linear_fp8, or its parts where K is split."""
     tile = tiles.linear_tile(x_codes.shape[0], codes.shape[0], codes.shape[1])
-    x, weight = (x_codes, x_scales), (codes, scales)
-    if tile.splits == 1 or x_codes.shape[0] == 0:
+    return _unsummed((x_codes, x_scales), (codes, scales), dtype, tile)
+
+
+def linear_fp8_parts_fixed(
+    x_codes: Tensor, x_scales: Tensor, codes: Tensor, scales: Tensor, dtype: torch.dtype
+) -> Tensor | Summands:
+    """linear_fp8_fixed, or its parts."""
+    tile = tiles.fixed_linear_tile(codes.shape[0], codes.shape[1])
+    return _unsummed((x_codes, x_scales), (codes, scales), dtype, tile)
+
+
+def _unsummed(
+    x: tuple[Tensor, Tensor], weight: tuple[Tensor, Tensor], dtype: torch.dtype, tile: Tile
+) -> Tensor | Summands:
+    if tile.splits == 1 or x[0].shape[0] == 0:
         return run_linear(x, weight, dtype, tile)
     parts = _parts(x, weight, tile)
 
@@ -150,7 +163,7 @@ KERNELS: MappingProxyType[str, Callable[..., Any]] = MappingProxyType(
     }
 )
 FIXED: MappingProxyType[str, Callable[..., Any]] = MappingProxyType(
-    {"linear_fp8": linear_fp8_fixed}
+    {"linear_fp8": linear_fp8_fixed, "linear_fp8_parts": linear_fp8_parts_fixed}
 )
 FUSIONS: MappingProxyType[str, Callable[..., Any]] = MappingProxyType(
     {"linear_fp8_parts": linear_fp8_parts}

@@ -139,14 +139,40 @@ def moe_fp8_parts(
 ) -> Tensor | Summands:
     """moe_fp8, its shares not yet added."""
     chosen = tiles.moe_tiles(expert_ids.numel(), down[0], is_fp8=True)
-    pairs = expert_ids.contiguous(), expert_weights
-    num_rows, k, width = *expert_ids.shape, down[0].shape[1]
-    if num_rows == 0 or k == 0 or width == 0:
-        return torch.zeros(num_rows, width, dtype=dtype, device=x[0].device)
-    shares = _shares_fp8(x, pairs, (gate_up, down), (is_power_of_two, dtype), chosen)
+    pairs = expert_ids, expert_weights
+    return _unsummed(x, pairs, (gate_up, down), (is_power_of_two, dtype), chosen)
+
+
+def moe_fp8_parts_fixed(
+    x: Codes,
+    expert_ids: Tensor,
+    expert_weights: Tensor,
+    gate_up: Codes,
+    down: Codes,
+    is_power_of_two: bool,
+    dtype: torch.dtype,
+) -> Tensor | Summands:
+    """moe_fp8_fixed, its shares not yet added."""
+    chosen = tiles.fixed_moe_tiles(down[0], is_fp8=True)
+    pairs = expert_ids, expert_weights
+    return _unsummed(x, pairs, (gate_up, down), (is_power_of_two, dtype), chosen)
+
+
+def _unsummed(
+    x: Codes,
+    pairs: Codes,
+    weights: tuple[Codes, Codes],
+    kind: tuple[bool, torch.dtype],
+    chosen: MoeTiles,
+) -> Tensor | Summands:
+    ids, width = pairs[0].contiguous(), weights[1][0].shape[1]
+    num_rows, k = ids.shape
+    if ids.numel() == 0 or width == 0:
+        return torch.zeros(num_rows, width, dtype=kind[1], device=ids.device)
+    shares = _shares_fp8(x, (ids, pairs[1]), weights, kind, chosen)
     by_place = shares.view(num_rows, k, width).transpose(0, 1)
-    total = lambda: _added(shares, pairs[0], shares.new_empty(num_rows, width))  # noqa: E731
-    return Summands(by_place, dtype, pairs[0], total)
+    total = lambda: _added(shares, ids, shares.new_empty(num_rows, width))  # noqa: E731
+    return Summands(by_place, kind[1], ids, total)
 
 
 def run_moe_fp8(
@@ -245,7 +271,7 @@ KERNELS: MappingProxyType[str, Callable[..., Any]] = MappingProxyType(
     {"moe": moe, "moe_fp8": moe_fp8}
 )
 FIXED: MappingProxyType[str, Callable[..., Any]] = MappingProxyType(
-    {"moe": moe_fixed, "moe_fp8": moe_fp8_fixed}
+    {"moe": moe_fixed, "moe_fp8": moe_fp8_fixed, "moe_fp8_parts": moe_fp8_parts_fixed}
 )
 FUSIONS: MappingProxyType[str, Callable[..., Any]] = MappingProxyType(
     {"moe_fp8_parts": moe_fp8_parts}
