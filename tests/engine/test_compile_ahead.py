@@ -13,7 +13,8 @@ import pytest
 import torch
 from triton.runtime.jit import JITFunction
 
-from gnomon.engine.compile_ahead import Zeroed, compile_ahead, compiling_ahead
+from gnomon.attention.dry_run import DryRun
+from gnomon.engine.compile_ahead import compile_ahead, compiling_ahead
 
 CUDA = torch.device("cuda")
 
@@ -67,7 +68,7 @@ def test_fresh_memory_is_zeros(make: Any) -> None:
     with torch.inference_mode():
         for _ in range(20):  # memory that was something else before
             torch.full((4096,), 7.0)
-            with Zeroed():
+            with DryRun():
                 assert not bool(make().any())
 
 

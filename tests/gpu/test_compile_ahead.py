@@ -9,7 +9,9 @@ import torch
 import triton
 import triton.language as tl
 
-from gnomon.engine.compile_ahead import compiling_ahead
+from gnomon.attention.dry_run import DryRun
+from gnomon.engine.compile_ahead import await_builders, compiling_ahead, start_builders
+from tests.gpu.external_truth import kernel
 from tests.gpu.test_engine import V32, core_on, twenty
 
 pytestmark = pytest.mark.gpu
@@ -45,3 +47,17 @@ def test_an_engine_that_was_compiled_ahead_answers_as_one_that_was_not(
     for module in ("graphs", "prefill_graphs"):
         monkeypatch.setattr(f"gnomon.engine.{module}.compile_ahead", lambda *_: None)
     assert outputs(core_on("cuda", model=V32, **flags), twenty()) == ahead
+
+
+def test_what_deepgemm_would_compile_is_built_by_processes() -> None:
+    run = kernel("deepgemm", "linear_fp8", 16)
+    x, weight = torch.zeros(2048, 512, device="cuda"), torch.zeros(1024, 512, device="cuda")
+    codes = x.to(torch.float8_e4m3fn), weight.to(torch.float8_e4m3fn)
+    scales = torch.ones(2048, 4, device="cuda"), torch.ones(8, 4, device="cuda")
+    with DryRun() as dry:
+        found = run(codes[0], scales[0], codes[1], scales[1], torch.bfloat16)
+    assert found.shape == (2048, 1024)
+    assert [note.job["function"] for note in dry.notes] == ["fp8_gemm_nt"]
+    builders = start_builders(dry.notes)
+    await_builders(builders, 80.0)
+    assert [builder.returncode for builder in builders] == [0]

@@ -1,52 +1,49 @@
 """Kernels of a step compiled side by side, before the step runs for the first time.
 
-In:  a device; within the context, work that launches kernels, in the shapes that will be met.
-Out: nothing but compiled kernels. Within the context Triton's launches compile in threads (its
-     compiler works outside Python's lock) and run nothing; on leaving, all of them are done.
-     One by one, as a first run meets them, they take half a second each, and a step has dozens.
-What was not computed is zeros, not what the memory held before: torch's own kernels and those of
-other libraries do run, and zeros are valid ids, slots and counts to them. A kernel that cannot be
-compiled fails here without a word and again, with one, where it is needed.
-Not here: the work (graphs.py, prefill_graphs.py, warm_up.py), Triton's cache on the disk.
+In:  a device; work that launches kernels, in the shapes that will be met.
+Out: nothing but compiled kernels. The work is run dry: Triton's launches compile in threads (its
+     compiler works outside Python's lock) and run nothing; what other libraries would compile is
+     noted (attention/dry_run.py) and built by processes meanwhile, into the library's own cache.
+     One by one, as a first run meets them, a kernel of Triton takes half a second, one that nvcc
+     compiles five, and a start has dozens.
+A kernel that cannot be compiled fails here with a line in the log, and again where it is needed.
+Not here: the work (graphs.py, prefill_graphs.py, warm_up.py), caches on the disk.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from gnomon.attention.dry_run import DryRun, Note
 
 logger = logging.getLogger(__name__)
 
 MOST_THREADS = 16
-UNDEFINED = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
-
-
-class Zeroed(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types
-    """Fresh memory is zeros."""
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Run the operator; clear what it leaves undefined."""
-        result = func(*args, **(kwargs or {}))
-        if func.overloadpacket.__name__ in UNDEFINED and isinstance(result, Tensor):
-            result.zero_()
-        return result
+MOST_PROCESSES = 8
+PATIENCE_S = 120.0
+Builder = subprocess.Popen[str]
 
 
 @contextmanager
-def compiling_ahead(device: torch.device) -> Iterator[None]:
-    """The context (module docstring); elsewhere than on a GPU it changes nothing."""
+def compiling_ahead(device: torch.device) -> Iterator[DryRun]:
+    """Work within is run dry (module docstring); on leaving, Triton's kernels are compiled.
+
+    Elsewhere than on a GPU it changes nothing.
+    """
+    dry = DryRun()
     if device.type != "cuda":
-        yield
+        yield dry
         return
     from triton.runtime._async_compile import AsyncCompileMode
     from triton.runtime.jit import JITFunction
@@ -65,15 +62,11 @@ def compiling_ahead(device: torch.device) -> Iterator[None]:
         return found
 
     threads = max(1, min(MOST_THREADS, os.cpu_count() or 1))
-    zeroed = Zeroed()  # type: ignore[no-untyped-call]  # torch has no types
-    with (
-        ThreadPoolExecutor(threads, "compile") as pool,
-        AsyncCompileMode(pool, ignore_errors=True),
-        zeroed,
-    ):
+    with ThreadPoolExecutor(threads, "compile") as pool, AsyncCompileMode(pool, ignore_errors=True):
         JITFunction.run, JITFunction._do_compile = compile_only, remembered
         try:
-            yield
+            with dry:
+                yield dry
         finally:
             JITFunction.run, JITFunction._do_compile = launch, build
 
@@ -82,9 +75,55 @@ def compile_ahead(device: torch.device, works: Sequence[Callable[[], object]]) -
     """Compile what ``works`` will launch. What goes wrong here is met again where it counts."""
     if device.type != "cuda":
         return
+    began, builders = time.monotonic(), list[Builder]()
     try:
-        with compiling_ahead(device):
+        with compiling_ahead(device) as dry:
             for work in works:
                 work()
+            builders = start_builders(dry.notes)
     except Exception as error:  # a dry run proves nothing; the real one follows
         logger.warning("kernels are compiled one by one: %s: %s", type(error).__name__, error)
+    await_builders(builders, PATIENCE_S)
+    seconds = time.monotonic() - began
+    logger.info("compiled ahead in %.1f s, %d processes beside", seconds, len(builders))
+
+
+def start_builders(notes: Sequence[Note]) -> list[Builder]:
+    """Processes that build what was noted, every job once; none where nothing was."""
+    jobs: dict[str, dict[str, Any]] = {}
+    for note in notes:
+        text = json.dumps(note.job, sort_keys=True)
+        jobs.setdefault(note.module, {})[text] = note.job
+    started = []
+    for module, noted in jobs.items():
+        count = min(len(noted), MOST_PROCESSES, max(1, (os.cpu_count() or 2) // 2))
+        for first in range(count):
+            builder = subprocess.Popen(
+                [sys.executable, "-m", module],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            assert builder.stdin is not None
+            builder.stdin.write(json.dumps(list(noted.values())[first::count]))
+            builder.stdin.close()
+            started.append(builder)
+    return started
+
+
+def await_builders(builders: Sequence[Builder], seconds: float) -> None:
+    """Wait for all; whoever takes longer than ``seconds`` is ended."""
+    until = time.monotonic() + seconds
+    for builder in builders:
+        assert builder.stderr is not None
+        try:
+            builder.wait(max(0.0, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            builder.kill()
+            builder.wait()
+        with builder.stderr as said:
+            lines = said.read().strip().splitlines()
+        if builder.returncode:
+            last = lines[-1] if lines else f"it ended with {builder.returncode}"
+            logger.warning("kernels that are built at their first use: %s", last)

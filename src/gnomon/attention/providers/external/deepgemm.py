@@ -5,8 +5,8 @@ Out: as there.
 Contract of the library: kernels.md §1.4, §1.5, §1.14. Under index_k_132 queries and keys are e4m3
 codes times a power of two by definition, so their codes are taken back exactly (codes.py) and the
 query's scale, the softmax scale and the head weight become one fp32 weight a head.
-Kernels are compiled at first use, by NVRTC unless DG_JIT_USE_NVRTC is set (nvcc takes longer), and
-kept in ~/.deep_gemm; a CUDA toolkit is needed (CUDA_HOME).
+Kernels are compiled by nvcc at first use, some five seconds each unless deepgemm_builds.py had them
+built ahead, and kept in ~/.deep_gemm: a CUDA toolkit is needed (CUDA_HOME).
 A cached key that holds NaN scores 0 through pages (relu drops the NaN of its codes), else NaN.
 Found as `deep_gemm`, inside vLLM, or in --provider-path (a folder, or deep_gemm-*.tar.xz).
 """
@@ -14,7 +14,6 @@ Found as `deep_gemm`, inside vLLM, or in --provider-path (a folder, or deep_gemm
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -25,6 +24,7 @@ from gnomon.attention.dispatch import Requirement, Sizes
 from gnomon.attention.layouts.base import PagedPool
 from gnomon.attention.ops.values import RowPages
 from gnomon.attention.providers.external.codes import key_codes, query_codes
+from gnomon.attention.providers.external.deepgemm_builds import Noting
 from gnomon.attention.providers.external.deepgemm_moe import GroupedProducts, kernel_of
 from gnomon.attention.providers.external.places import Places, cuda_home, missing
 from gnomon.attention.providers.external.provider import EXTERNAL_RANK, ExternalProvider, Kernel
@@ -33,7 +33,6 @@ from gnomon.errors import UnsupportedError
 
 NAME = "deepgemm"
 URL = "https://github.com/deepseek-ai/DeepGEMM"
-BUILDER = "DG_JIT_USE_NVRTC"
 PAGE_SIZE = 64
 HEAD_DIM = 128
 BLOCK_ROWS = 2048
@@ -274,7 +273,7 @@ def deepgemm_provider(places: Places) -> ExternalProvider:
     """The provider; the library is looked up when it is first asked for."""
 
     def load() -> Mapping[str, Kernel]:
-        module = find(places)
+        module: Any = Noting(find(places))
         num_sms = torch.cuda.get_device_properties(0).multi_processor_count
         return DeepGemm(module, num_sms).kernels()
 
@@ -288,7 +287,6 @@ def find(places: Places) -> Any:
             "compiles its kernels with nvcc, and none is here: install a CUDA toolkit (12.3 or "
             "later) and set CUDA_HOME"
         )
-    os.environ.setdefault(BUILDER, "1")  # read by the library when it builds its first kernel
     module = places.module("deep_gemm")
     if module is None:
         raise missing("deep_gemm", URL, "deep_gemm or deep_gemm-*.tar.xz")
