@@ -32,6 +32,7 @@ CASES = {
     "priority": 2 * PROMPTS,
     "sampling": 3 * PROMPTS,
     "choices": 3 * 4,
+    "captured": 2 * PROMPTS,
 }
 OWN = ("operators", "layouts", "text")
 
@@ -63,7 +64,14 @@ def test_law_of_parts(context: Context, name: str) -> None:
     assert result.worst <= 1.0
 
 
+def test_law_of_steps(context: Context) -> None:
+    """A case is a row that a token was sampled from."""
+    result = run(context, "graphs")
+    assert result.cases > 100
+    assert result.worst <= AMONG_OURS.logits
+
+
 def test_every_law_is_tested_here_or_against_transformers() -> None:
-    tested = {*CASES, *OWN}
+    tested = {*CASES, *OWN, "graphs"}
     others = {law.name for law in LAWS} - tested
     assert others == {name for name in others if name.startswith("transformers_")}
