@@ -99,7 +99,7 @@ def test_laws_for_so_many_minutes(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert calls == [0, 1, 2]
     assert "dusk: 3 rounds" in result.output
     assert "dusk FAILED: with --seed 2: dark" in result.output
-    assert result.stderr.splitlines()[0] == "testing dusk"
+    assert result.stderr.splitlines()[0] == "testing dusk (at 0 s)"
     assert result.stderr.splitlines()[1].startswith("round 2, ")
     assert json.loads(file.read_text())["laws"][0]["rounds"] == 3
 
@@ -136,4 +136,4 @@ def test_without_a_terminal_each_law_is_one_line(capsys: pytest.CaptureFixture[s
             display.report(law, done, 3)
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err == "testing sun\ntesting moon\n"
+    assert captured.err == "testing sun (at 0 s)\ntesting moon (at 0 s)\n"
