@@ -28,7 +28,7 @@ CLASSES = (
     ("other products", r"nvjet|gemm|cublas|narrow|heads"),
 )
 """Class, and what the names of its kernels hold; the first that fits. All else: OTHER."""
-PAIRS_SORTED, PAIRS_SUMMED = re.compile("sort_few|write_pairs"), re.compile("add_shares")
+PAIRS_SORTED, PAIRS_SUMMED = re.compile("sort_few|write_pairs"), re.compile("add_shares|norm")
 IN_EXPERTS = re.compile("multiply|gemm|add_splits")
 LAYER = re.compile("prepare_attention|latent_write|write_latent")
 LEAST_MARKS = 3
@@ -73,7 +73,7 @@ class Run:
 def profile_call(call: Callable[[], object], device: torch.device) -> CallProfile:
     """Kernels, copies and fills of one call."""
     torch.cuda.synchronize(device)
-    with profile(activities=[ProfilerActivity.CUDA]) as watched:
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as watched:
         call()
         torch.cuda.synchronize(device)
     runs = [
