@@ -7,6 +7,7 @@ tokens mean equal computation. Steps: fresh prompts, chunks behind a context, de
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -92,21 +93,27 @@ def test_fp8_weights(model, flags):
 
 
 def batch_of(parts: Parts, lengths: list[int]) -> Batch:
-    """The step that prefills prompts of these lengths; without any, it has two padding rows."""
+    """The step that prefills prompts of these lengths; without any, it has two padding rows.
+
+    It is none that decodes, also where all prompts have one token.
+    """
     rules, pages, next_page = parts.builder.rules, [], 1
     for length in lengths:
         count = -(-length // rules.page_size)
         pages.append(np.arange(next_page, next_page + count, dtype=np.int32))
         next_page += count
-    live = build_geometry(lengths, lengths, {"tokens": pages}, page_size=rules.page_size)
+    live = build_geometry(
+        lengths, lengths, {"tokens": pages}, page_size=rules.page_size, device=rules.device
+    )
     geometry = pad_rows(live, sum(lengths) or 2)
+    plan = plan_step(geometry, rules.dims, rules.capabilities, rules.budget)
     ids = [token for i, n in enumerate(lengths) for token in prompt(n, i)] or [0, 0]
     ends = torch.tensor(lengths, dtype=torch.int64).cumsum(0) - 1
     return Batch(
-        token_ids=RowTensor(geometry.rows, torch.tensor(ids, dtype=torch.int64)),
+        token_ids=RowTensor(geometry.rows, torch.tensor(ids, device=rules.device)),
         geometry=geometry,
-        plan=plan_step(geometry, rules.dims, rules.capabilities, rules.budget),
-        logit_rows=ends,
+        plan=replace(plan, graph_key=None),
+        logit_rows=ends.to(rules.device),
         samples=(),
         prompt_rows=(),
         request_ids=tuple(map(str, range(len(lengths)))),

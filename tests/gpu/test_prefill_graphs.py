@@ -19,6 +19,7 @@ from gnomon.engine.config import EngineConfig
 from gnomon.engine.core import EngineCore
 from gnomon.engine.warm_up import warm_up
 from gnomon.models.sources import open_model
+from tests.engine.test_prefill_graphs import batch_of
 from tests.engine.tiny_engine import VOCAB, outputs, prompt, request
 
 pytestmark = pytest.mark.gpu
@@ -77,12 +78,12 @@ def test_tokens_are_those_of_eager_steps(model, layout):
 
 @pytest.mark.parametrize("model", [V32, GLM, f"{V32},fp8=true", f"{GLM},fp8=true"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("lengths", [(1,), (100, 28), (9, 40, 20)])
+@pytest.mark.parametrize("lengths", [[], [1], [100, 28], [9, 40, 20]])
 def test_a_step_in_any_bucket_is_the_eager_step(model, dtype, lengths):
-    """One, some and all of 128 rows live; twice, with a full step of others in between."""
+    """None, one, some and all of 128 rows live; twice, with a full step of others in between."""
     core = core_on_gpu(128, model=model, dtype=dtype)
     runner = core._parts.runner
-    batch = first_step(core, lengths)
+    batch, full = batch_of(core._parts, lengths), batch_of(core._parts, [128])
     ops = runner.operators(batch.plan)
     eager = runner.run(batch, ops=ops)
     graphs = runner._prefill
@@ -93,8 +94,6 @@ def test_a_step_in_any_bucket_is_the_eager_step(model, dtype, lengths):
         torch.testing.assert_close(logits, eager.logits, rtol=bound, atol=bound)
         assert not bool(output.nan_rows.data.any())
         assert bool(graphs.buffers.stream(128).isfinite().all())
-        other = core_on_gpu(0, model=model, dtype=dtype)  # only to build a batch of other rows
-        full = first_step(other, (128,))
         graphs.forward(full, ops, 128)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from gnomon.engine.config import EngineConfig
 from gnomon.errors import ConfigError
 
-DEFAULT_ROWS = 0  # longer steps keep a GPU busy for longer than their launches take
+DEFAULT_ROWS = 1024  # longer steps keep a GPU busy for longer than their launches take
 
 
 def captured_rows(config: EngineConfig, device: str, num_tokens: int) -> tuple[int, str, str]:
