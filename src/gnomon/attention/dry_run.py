@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 UNDEFINED = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
 
@@ -30,24 +30,28 @@ class Note:
     job: Mapping[str, Any]
 
 
-class DryRun(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types
-    """The mode (module docstring)."""
+class DryRun(TorchFunctionMode):
+    """The mode (module docstring).
+
+    It sees calls from Python alone, so that results pass through unchanged: operators of other
+    libraries return tensors that are none, which torch could not take back from a dispatch mode.
+    """
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch has no types
+        super().__init__()
         self.notes: list[Note] = []
 
-    def __torch_dispatch__(
+    def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run the operator; clear what it leaves undefined."""
+        """Call the function; clear what it leaves undefined."""
         result = func(*args, **(kwargs or {}))
-        if func.overloadpacket.__name__ in UNDEFINED and isinstance(result, Tensor):
+        if getattr(func, "__name__", "") in UNDEFINED and isinstance(result, Tensor):
             result.zero_()
         return result
 
 
 def dry_run_here() -> DryRun | None:
     """The dry run that this call is part of, if it is."""
-    modes = _get_current_dispatch_mode_stack()
+    modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]  # the same
     return next((mode for mode in modes if isinstance(mode, DryRun)), None)

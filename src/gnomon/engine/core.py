@@ -63,6 +63,7 @@ class EngineCore:
         self._parts = parts
         self._prompt_logprobs: dict[str, list[TokenLogprobs | None]] = {}
         self._in_flight: _Launched | None = None
+        self._lost: tuple[_Launched | None, ...] = ()  # steps that a fault ended
         self._queue_s: dict[str, float] = {}  # of requests that have no token yet
 
     @property
@@ -176,7 +177,8 @@ class EngineCore:
             faults = output.verdict.faults(flags)
         except BaseException as error:
             after = None if self._in_flight is None else self._in_flight.schedule
-            self._in_flight = None
+            # Where the device is lost, freeing its memory ends the process before it can tell.
+            self._lost, self._in_flight = (launched, self._in_flight), None
             self._fail(error, launched, after)
             raise
         self._keep_prompt_logprobs(launched.batch, output)
