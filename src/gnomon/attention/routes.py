@@ -64,10 +64,15 @@ class DensePolicy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RoutePolicy:
-    """``max_decode_rows``: requests with at most so many rows (1 + drafts) always stay SPARSE."""
+    """``max_decode_rows``: requests with at most so many rows (1 + drafts) always stay SPARSE.
+
+    ``min_dense_rows``: of a request, for AUTO. The dense route takes launches of its own for each
+    request, which fewer rows do not repay.
+    """
 
     dense: DensePolicy = DensePolicy.AUTO
     max_decode_rows: int = 1
+    min_dense_rows: int = 0
 
     def __post_init__(self) -> None:
         try:
@@ -85,7 +90,9 @@ def may_go_dense(query_len: int, kv_len: int, dims: AttentionDims, policy: Route
         return False
     if dims.index_topk and kv_len > dims.index_topk:
         return False
-    return policy.dense is DensePolicy.ALWAYS or _dense_is_cheaper(query_len, kv_len, dims)
+    if policy.dense is DensePolicy.ALWAYS:
+        return True
+    return query_len >= policy.min_dense_rows and _dense_is_cheaper(query_len, kv_len, dims)
 
 
 def choose_routes(

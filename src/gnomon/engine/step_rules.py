@@ -23,6 +23,7 @@ from gnomon.engine.resolve import ResolvedConfig
 from gnomon.engine.schedule_config import SchedulerConfig
 
 FIXED_ROW_MULTIPLE = 16  # see batch.py
+MIN_DENSE_ROWS = 256  # on a GPU: six launches a layer and request, against none
 MATERIALISING = ("reference", "torch")
 
 
@@ -34,6 +35,7 @@ def batch_rules(
     # A GPU's fixed products need no padding, a CPU's do.
     is_padded = config.deterministic and resolved.device.type == "cpu"
     multiple = FIXED_ROW_MULTIPLE if is_padded else 1
+    min_rows = MIN_DENSE_ROWS if resolved.device.type == "cuda" else 0
     return BatchRules(
         dims=dims,
         page_size=config.block_size,
@@ -42,7 +44,7 @@ def batch_rules(
         graph_rows=decode_buckets(resolved.max_num_seqs, multiple) if has_graphs else (),
         capabilities=capabilities_of(choices),
         budget=GPU_BUDGET if resolved.device.type == "cuda" else Budget(),
-        policy=RoutePolicy(dense_policy(config)),
+        policy=RoutePolicy(dense_policy(config), min_dense_rows=min_rows),
     )
 
 

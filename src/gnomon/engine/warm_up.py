@@ -39,10 +39,13 @@ Work = list[tuple[int, int]]  # (rows, tokens in the cache once they have run) o
 NAME = "warm-up"
 
 
-def shapes(max_tokens: int, max_seqs: int, max_len: int, pages: tuple[int, int]) -> list[Work]:
+def shapes(
+    max_tokens: int, max_seqs: int, max_len: int, pages: tuple[int, int], topk: int = 0
+) -> list[Work]:
     """Steps that between them take every way: a fresh prompt, a long one's end, both with decode.
 
-    `pages`: how many there are, and the tokens of each; no step needs more.
+    `pages`: how many there are, and the tokens of each; no step needs more. `topk`: the longest
+    prompt that may be attended densely, where that is less than a step holds.
     """
     num_pages, page_size = pages
     longest = min(max_len, num_pages * page_size)
@@ -50,7 +53,9 @@ def shapes(max_tokens: int, max_seqs: int, max_len: int, pages: tuple[int, int])
     num_mates = max(1, min(max_seqs, max_tokens, num_pages, MATES))
     share = min(max_len, num_pages // num_mates * page_size)
     rest = max(1, min(max_tokens - num_mates + 1, share))
+    dense = [[(topk, topk)]] if 0 < topk < fresh else []
     return [
+        *dense,
         [(fresh, fresh)],
         [(fresh, longest)],
         [(1, share)] * num_mates,
@@ -66,6 +71,7 @@ def warm_up(parts: Parts, progress: Callable[[str, int, int], None]) -> None:
         limits.max_num_seqs,
         limits.max_model_len,
         (pages.num_spans, pages.span_tokens),
+        rules.dims.index_topk,
     )
     is_gpu = rules.device.type == "cuda"
     before = torch.cuda.memory_allocated() if is_gpu else 0

@@ -71,6 +71,15 @@ def test_auto_is_the_count_of_multiply_adds() -> None:
         assert _routes([(query_len, kv_len)], dims=V32) == [expected]
 
 
+def test_few_rows_of_a_request_do_not_repay_launches_of_their_own() -> None:
+    few = RoutePolicy(min_dense_rows=256)
+    lengths = [(255, 255), (256, 256), (100, 1900), (1900, 1900)]
+    sparse, dense = Route.SPARSE, Route.DENSE
+    assert _routes(lengths, few, V32) == [sparse, dense, sparse, dense]
+    always = RoutePolicy(DensePolicy.ALWAYS, min_dense_rows=256)
+    assert _routes(lengths, always, V32) == [dense] * 4
+
+
 def test_an_upper_bound_never_decides_a_route() -> None:
     bound = HostLengths((1, 3), (9, 12), is_exact=False)
     with pytest.raises(GeometryError, match="request 1: the route of 3 rows hangs on kv_len 12"):

@@ -9,6 +9,7 @@ from gnomon.engine.captured_rows import DEFAULT_ROWS
 from gnomon.engine.config import EngineConfig, Flag, check_flags, flag_specs, parse_bytes
 from gnomon.engine.machine import GIB, Machine, known_gpu
 from gnomon.engine.resolve import resolve
+from gnomon.engine.step_rules import MIN_DENSE_ROWS, batch_rules
 from gnomon.errors import ConfigError
 from gnomon.models.config import ModelConfig
 from gnomon.models.sources import parse_model_spec
@@ -202,3 +203,11 @@ def test_by_default_a_step_no_longer_than_allowed_is_captured():
     few = resolve(EngineConfig.of(max_num_batched_tokens=300), tiny(), known_gpu("h200"))
     assert few.max_captured_prefill_tokens == min(DEFAULT_ROWS, 300)
     assert resolve(EngineConfig(), tiny(), LAPTOP).max_captured_prefill_tokens == 0
+
+
+def test_on_a_gpu_few_rows_of_a_request_are_attended_sparsely():
+    for machine, least in ((LAPTOP, 0), (H200, MIN_DENSE_ROWS)):
+        model = tiny()
+        resolved = resolve(EngineConfig(), model, machine)
+        rules = batch_rules(resolved, model.attention_dims(), (), has_graphs=False)
+        assert rules.policy.min_dense_rows == least
