@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from gnomon.verify.budget import Clock, TimeBudget
+from gnomon.verify.compiled_first import compile_first
 from gnomon.verify.context import Context, Progress
 from gnomon.verify.law import Law
 from gnomon.verify.laws import choose_laws
@@ -81,6 +82,7 @@ def run_laws(
     context = Context(settings, progress, budget=budget)
     context.survey()  # refuses what cannot run before anything is loaded
     began = time.monotonic()
+    compile_first(context)
     results = run_rounds(laws, context, notice)
     return Report(
         settings=settings,

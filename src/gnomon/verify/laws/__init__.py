@@ -28,11 +28,11 @@ LAWS: tuple[Law, ...] = (
     *transformers.LAWS,
     *bfloat16.LAWS,
     *reference.LAWS,
+    *captured.LAWS,
     *routes.LAWS,
     *batching.LAWS,
     *memory.LAWS,
     *sampling.LAWS,
-    *captured.LAWS,
 )
 
 

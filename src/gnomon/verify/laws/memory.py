@@ -1,6 +1,7 @@
 """What the cache forgets, shares and takes away changes no token: prefixes, preemption, priority.
 
-Prefixes: for every residue r modulo a page, two prompts share some whole pages and r tokens more;
+Prefixes: for every residue r modulo a page (of a page of more than 16 for 16 of them, others in
+each round), two prompts share some whole pages and r tokens more;
 the second one finds the whole pages in the cache and has to come out as if it had found nothing.
 Preemption: a cache of only just enough pages for the longest request, or for all prompts but not
 for the answers, and many requests at once; some are pushed out and computed again.
@@ -24,6 +25,7 @@ from gnomon.verify.trace import Replay, Staging, Trace, drive, recording_of
 
 CROWD = 8  # requests in a cache that is too small for them
 MAX_PAGES_SHARED = 3
+MOST_RESIDUES = 16
 MAX_TAIL = 40  # tokens behind a shared prefix
 LATE = 6  # steps after which important requests begin to come
 
@@ -39,7 +41,7 @@ def _prefixes(context: Context) -> Tally:
     seconds: list[EngineRequest] = []
     prompts: list[Prompt] = []
     shared: list[int] = []
-    for residue in range(page):
+    for residue in _residues(page, rng):
         pages = rng.randint(1, max(1, min(MAX_PAGES_SHARED, longest // page - 1)))
         prefix = draw_prompt(context.rule, pages * page + residue, rng)
         own, other = (_with_tail(context, prefix, first, rng) for first in (0, 1))
@@ -75,6 +77,15 @@ def _prefixes(context: Context) -> Tally:
             cached == num_shared, f"{name}: {cached} tokens came from the cache, not {num_shared}"
         )
     return tally
+
+
+def _residues(page: int, rng: random.Random) -> list[int]:
+    """All of them; of a large page its edges and a few between, others in each round."""
+    if page <= MOST_RESIDUES:
+        return list(range(page))
+    edges = [0, 1, page // 2, page - 1]
+    between = sorted(set(range(page)) - set(edges))
+    return sorted(edges + rng.sample(between, MOST_RESIDUES - len(edges)))
 
 
 def _prefix_choices(
