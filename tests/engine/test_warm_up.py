@@ -29,15 +29,33 @@ def test_no_step_passes_a_limit(max_tokens, max_seqs, max_len, pages, topk):
         assert sum(-(-length // page_size) for _, length in work) <= num_pages
 
 
+@pytest.mark.parametrize("captured_tokens", [0, 12])
 @pytest.mark.parametrize("flags", [{}, {"num_kv_pages": 3}, {"max_num_batched_tokens": 12}])
-def test_answers_are_those_of_an_engine_without_it(flags):
+def test_answers_are_those_of_an_engine_without_it(flags, captured_tokens):
     requests = [request(f"r{i}", prompt(5 + 7 * i, i), 6) for i in range(3)]
-    parts = graph_parts(**flags)
+    parts = graph_parts(captured_tokens=captured_tokens, **flags)
     stages = []
     warm_up(parts, lambda *stage: stages.append(stage))
     name, done, total = stages[-1]
     assert (name, done) == ("warm-up", total)
     assert outputs(EngineCore(parts), requests) == outputs(graph_core(**flags), requests)
+
+
+def test_every_captured_size_is_run_fresh_and_behind_a_context():
+    parts = graph_parts(captured_tokens=32, max_num_batched_tokens=64)
+    graphs, seen = parts.runner._prefill, []
+    forward = graphs.forward
+
+    def watching(batch, *rest):
+        seen.append((batch.geometry.rows.num_rows, batch.geometry.requests.host.kv_len))
+        return forward(batch, *rest)
+
+    graphs.forward = watching
+    warm_up(parts, lambda *_: None)
+    longest = parts.scheduler.config.max_model_len
+    for rows in (8, 16, 32):
+        assert (rows, (rows,)) in seen
+        assert (rows, (longest,)) in seen
 
 
 @pytest.mark.parametrize("most", [64, 200])

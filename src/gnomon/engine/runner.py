@@ -106,6 +106,11 @@ class Runner:
         """The operators that an eager step with this plan runs with, checked mode apart."""
         return operators_for(plan, self._ops, self._decode_ops)
 
+    @property
+    def captured_rows(self) -> Sequence[int]:
+        """Rows of the prefill steps that are captured, ascending."""
+        return () if self._prefill is None else self._prefill.rules.buckets
+
     def captures(self, batch: Batch) -> bool:
         """Whether graphs take the step, if nobody listens or checks."""
         return self._prefill is not None and self._prefill.takes(batch)

@@ -4,7 +4,8 @@ In:  the parts of an engine.
 Out: nothing but time that no request will pay: every kernel of prefill, mixed and decode steps has
      been compiled, and the allocator has held the largest step. The rows are zeros; they write to
      pages that nobody has yet, and whoever gets a page writes an entry before it reads it.
-A step that graphs take runs both ways: it is eager where somebody listens or checks.
+The usual shapes run eagerly, as they do where somebody listens or checks, and in graphs where graphs
+take them; each captured size runs in its graphs, for the attention between them.
 Not here: captured parts (their capture is their warm-up).
 """
 
@@ -63,6 +64,15 @@ def shapes(
     ]
 
 
+def captured_shapes(buckets: Sequence[int], longest: int) -> list[Work]:
+    """For each size of a captured step a fresh prompt, and the end of the longest one.
+
+    What attends between the captured parts has kernels for few and for many rows.
+    """
+    fitting = [rows for rows in buckets if rows <= longest]
+    return [[(rows, length)] for rows in fitting for length in (rows, longest)]
+
+
 def warm_up(parts: Parts, progress: Callable[[str, int, int], None]) -> None:
     """Run the shapes, then sample as many rows as there are seats; log what it took."""
     limits, pages, rules = parts.scheduler.config, parts.scheduler.pages, parts.builder.rules
@@ -75,11 +85,14 @@ def warm_up(parts: Parts, progress: Callable[[str, int, int], None]) -> None:
     )
     is_gpu = rules.device.type == "cuda"
     before = torch.cuda.memory_allocated() if is_gpu else 0
+    longest = min(limits.max_model_len, pages.num_spans * pages.span_tokens)
+    both_ways = len(works)
+    works += captured_shapes(parts.runner.captured_rows, longest)
     batches = [_batch(rules, work, pages.groups) for work in works]
 
     def run_all(tell: Callable[[str, int, int], None]) -> None:
         for done, batch in enumerate(batches, start=1):
-            logits = _run(parts.runner, batch)
+            logits = _run(parts.runner, batch, done <= both_ways)
             tell("warm-up", done, len(batches))
         _sample(logits[:1].expand(limits.max_num_seqs, -1).contiguous())
 
@@ -90,10 +103,10 @@ def warm_up(parts: Parts, progress: Callable[[str, int, int], None]) -> None:
         logger.info("warm-up: the largest step took %.0f MiB", taken / MIB)
 
 
-def _run(runner: Runner, batch: Batch) -> Tensor:
-    """Logits of the step as it would be run, and run eagerly as well if it would not be."""
+def _run(runner: Runner, batch: Batch, both_ways: bool) -> Tensor:
+    """Logits of the step as it would be run; if ``both_ways``, it is run eagerly as well."""
     logits = runner.run(batch, is_checked=False).logits
-    if runner.captures(batch):
+    if both_ways and runner.captures(batch):
         logits = runner.run(batch, ops=runner.operators(batch.plan), is_checked=False).logits
     return logits
 
