@@ -4,8 +4,8 @@ In:  the parts of an engine.
 Out: nothing but time that no request will pay: every kernel of prefill, mixed and decode steps has
      been compiled, and the allocator has held the largest step. The rows are zeros; they write to
      pages that nobody has yet, and whoever gets a page writes an entry before it reads it.
-The usual shapes run eagerly, as they do where somebody listens or checks, and in graphs where graphs
-take them; each captured size runs in its graphs, for the attention between them.
+The usual shapes run eagerly, as they do where somebody listens or checks, and in graphs where
+graphs take them; each captured size runs in its graphs, for the attention between them.
 Not here: captured parts (their capture is their warm-up).
 """
 
