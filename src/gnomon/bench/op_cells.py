@@ -60,12 +60,14 @@ def _need(latent: str | None = None, index: str | None = None, device: str = "cu
 
 
 def _cuda_cells() -> tuple[OpCell, ...]:
-    return (*_sparse_cells(), *_index_cells(), *_other_cells())
+    """Those with aims first, in case that a run is cut off."""
+    sparse = *_prefill_cells(), *_decode_cells("fp8", FP8_LATENTS)
+    return (*sparse, *_index_cells(), *_other_cells(), *_decode_cells("bf16", BF16_LATENTS))
 
 
-def _sparse_cells() -> tuple[OpCell, ...]:
-    bf16, fp8 = _need(BF16_LATENTS), _need(FP8_LATENTS)
-    prefill = [
+def _prefill_cells() -> tuple[OpCell, ...]:
+    bf16 = _need(BF16_LATENTS)
+    return tuple(
         OpCell(
             "sparse_mla",
             f"prefill 4096 rows h{heads}, 32k keys, bf16",
@@ -77,8 +79,12 @@ def _sparse_cells() -> tuple[OpCell, ...]:
             aims=(("flashmla", 0.42 if heads > 16 else 1.0),),
         )
         for heads in (128, 64, 16)
-    ]  # fmt: skip
-    decode = [
+    )  # fmt: skip
+
+
+def _decode_cells(kind: str, layout: str) -> tuple[OpCell, ...]:
+    need = _need(layout)
+    return tuple(
         OpCell(
             "sparse_mla",
             f"decode b{batch} h{heads}, {kind}",
@@ -88,13 +94,11 @@ def _sparse_cells() -> tuple[OpCell, ...]:
             ),
             need,
             in_graph=True,
-            aims=(("flashmla", _decode_aim(batch, heads)),) if need is fp8 else (),
+            aims=(("flashmla", _decode_aim(batch, heads)),) if kind == "fp8" else (),
         )
-        for kind, layout, need in (("fp8", FP8_LATENTS, fp8), ("bf16", BF16_LATENTS, bf16))
         for heads in (16, 64, 128)
         for batch in (1, 16, 64, 128)
-    ]  # fmt: skip
-    return (*prefill, *decode)
+    )  # fmt: skip
 
 
 def _decode_aim(batch: int, heads: int) -> float:

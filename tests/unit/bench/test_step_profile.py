@@ -49,6 +49,12 @@ def test_experts_end_with_the_norm_where_it_adds_their_shares() -> None:
     assert classes_of(runs_of(names)) == expected
 
 
+def test_a_norm_may_sum_the_shares() -> None:
+    names = ("sort_few", "multiply", "multiply", "norm_quantise_kernel", "multiply")
+    kinds = ["experts' rest", EXPERTS, EXPERTS, OTHER, "FP8 linears"]
+    assert classes_of(runs_of(names)) == kinds
+
+
 def test_a_grouped_product_is_the_experts_wherever_it_stands() -> None:
     grouped = runs_of(("void deep_gemm::sm90_m_grouped_fp8_gemm<...>", "fp8_gemm_1d2d"))
     assert classes_of(grouped) == [EXPERTS, "FP8 linears"]
