@@ -1,7 +1,8 @@
 """Measure tiles of matrix products on a GPU, per shape: GB/s, TFLOP/s and the fastest tile.
 
-In:  a CUDA device with Triton. Options: --part experts|linears|all, --rows decode,prefill,
-     --seconds (a budget; cells left out are counted), --json FILE for all figures.
+In:  a CUDA device with Triton. Options: --part experts|linears|all, --rows decode,prefill or
+     numbers, --models h128,tp8,glm (of experts), --seconds (a budget; cells left out are
+     counted), --json FILE for all figures.
      ANCHORS=DIR: where DeepGEMM is (fetch_anchors.sh DIR); linears are timed with it too.
 Out: one line per cell: floor, the fastest tile, the tile that tiles.py takes, DeepGEMM, each with
      its time; below it all tiles. Weights rotate through more bytes than the L2 cache holds, as in
@@ -32,6 +33,7 @@ from tune_moe_cells import (
     Cell,
     ExpertRun,
     LinearRun,
+    Shapes,
     expert_candidates,
     expert_cells,
     linear_candidates,
@@ -49,13 +51,13 @@ DECODE_ROWS = (64, 1, 16)
 PREFILL_ROWS = (8192,)
 
 
-def kinds(part: str, rows: tuple[int, ...]) -> list[tuple[str, Tile]]:
+def kinds(part: str, rows: tuple[int, ...], experts: Shapes) -> list[tuple[str, Tile]]:
     """Every kernel and tile that the cells want."""
     found: list[tuple[str, Tile]] = []
     for num_rows in rows:
         for columns, width in LINEARS.values() if part != "experts" else ():
             found += [("linear", t) for t in linear_candidates(num_rows, columns, width)]
-        for shape in EXPERTS.values() if part != "linears" else ():
+        for shape in experts.values() if part != "linears" else ():
             down = torch.empty(*shape, dtype=torch.uint8, device="meta")
             taken = tiles.moe_tiles(9 * num_rows, down, is_fp8=True)
             found += [("first", t) for t in expert_candidates(num_rows, taken.fused)]
@@ -133,8 +135,9 @@ def measure(cell: Cell) -> list[tuple[float, Tile]]:
 
 def shown(tile: Tile) -> str:
     """Short."""
+    swapped = " swapped" if tile.swap_below > 64 else ""
     return (
-        f"{tile.rows}x{tile.columns} s{tile.splits} w{tile.warps} st{tile.stages} "
+        f"{tile.rows}x{tile.columns} s{tile.splits} w{tile.warps} st{tile.stages}{swapped} "
         f"g{tile.group if tile.group < 1000 else '-'}"
     )
 
@@ -170,14 +173,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--part", choices=("experts", "linears", "all"), default="all")
     parser.add_argument("--rows", default="decode,prefill")
+    parser.add_argument("--models", default=",".join(EXPERTS))
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--share", type=int, nargs=2, help="(internal) compile a part")
     given = parser.parse_args()
-    rows = (DECODE_ROWS if "decode" in given.rows else ()) + (
-        PREFILL_ROWS if "prefill" in given.rows else ()
-    )
-    wanted = kinds(given.part, rows)
+    known = {"decode": DECODE_ROWS, "prefill": PREFILL_ROWS}
+    rows = tuple(n for word in given.rows.split(",") for n in known.get(word) or (int(word),))
+    experts = {name: EXPERTS[name] for name in given.models.split(",")}
+    wanted = kinds(given.part, rows, experts)
     if given.share:
         share, num_shares = given.share
         compile_share(wanted[share::num_shares])
@@ -191,7 +195,7 @@ def main() -> None:
         process.wait()
     print(f"{len(wanted)} kernels compiled in {time.monotonic() - begin:.0f} s", flush=True)
     results, rest, other = [], 0, library()
-    parts = [expert_cells(rows)] if given.part != "linears" else []
+    parts = [expert_cells(rows, experts)] if given.part != "linears" else []
     parts += [linear_cells(rows)] if given.part != "experts" else []
     for cell in itertools.chain(*parts):
         if time.monotonic() - begin > given.seconds:

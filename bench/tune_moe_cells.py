@@ -7,7 +7,7 @@ Not here: timing and compiling (tune_moe.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,8 +21,9 @@ from gnomon.attention.providers.triton.moe import Experts, Into, Rows, grouped
 from gnomon.attention.providers.triton.moe_sort import sort_by_expert
 from gnomon.attention.providers.triton.tiles import Tile
 
-# Experts, the shared one among them; hidden size; width of an expert.
-EXPERTS = {"h128": (33, 7168, 2048), "tp8": (257, 7168, 256), "glm": (33, 6144, 2048)}
+Shapes = Mapping[str, tuple[int, int, int]]
+"""Experts, the shared one among them; hidden size; width of an expert."""
+EXPERTS: Shapes = {"h128": (33, 7168, 2048), "tp8": (257, 7168, 256), "glm": (33, 6144, 2048)}
 LINEARS = {  # of h128: (columns, width)
     "o": (7168, 16384), "q_b": (24576, 1536), "wq_b": (8192, 1536), "q_a|kv_a": (2112, 7168),
     "dense up": (36864, 7168), "dense down": (7168, 18432),
@@ -112,8 +113,10 @@ def expert_candidates(num_rows: int, choice: Tile) -> list[Tile]:
             for rows, warps, stages in kinds
         ]
         return list(dict.fromkeys(found))
-    for rows in sorted({choice.rows, min(64, 2 * choice.rows)}):
-        found += streaming_tiles(rows, (32, 64, 128), (3, 4, 5))
+    for rows in sorted({max(16, choice.rows // 2), choice.rows, min(64, 2 * choice.rows)}):
+        wide = streaming_tiles(rows, (64, 128) if rows < 64 else (32, 64, 128), (3, 4, 5))
+        found += wide
+        found += [replace(tile, swap_below=128) for tile in wide if rows == 64]
     return list(dict.fromkeys(found))
 
 
@@ -165,6 +168,7 @@ class ExpertRun:
         shared = torch.full_like(chosen[:, :1], num_experts - 1)
         self.ids = torch.cat((chosen, shared), 1)
         self.blocks = {n: sort_by_expert(self.ids, num_experts, n) for n in (16, 32, 64, 128)}
+        self._block = tiles.moe_tiles(self.ids.numel(), down[0], is_fp8=True).fused.rows
         self._x = quantise_rows(torch.randn(num_rows, hidden, device="cuda"), False)
         self._weights = gate_up, down
         num_pairs = self.ids.numel()
@@ -187,12 +191,13 @@ class ExpertRun:
     def second(self, tile: Tile) -> None:
         """Down, weighted."""
         weight, into = Experts(*self._weights[1]), Into(self._parts, 1, shares=self._shares)
-        grouped(Rows(*self._active), weight, self.blocks[tile.rows], tile, into)
+        blocks = self.blocks[max(tile.rows, self._block)]
+        grouped(Rows(*self._active), weight, blocks, tile, into)
 
 
-def expert_cells(rows: tuple[int, ...]) -> Iterator[Cell]:
+def expert_cells(rows: tuple[int, ...], experts: Shapes) -> Iterator[Cell]:
     """The two grouped products of a mixture, each by itself."""
-    for name, (num_experts, hidden, width) in EXPERTS.items():
+    for name, (num_experts, hidden, width) in experts.items():
         gate_up, down = weight(num_experts, 2 * width, hidden), weight(num_experts, hidden, width)
         for num_rows in rows:
             run = ExpertRun(num_rows, gate_up, down)

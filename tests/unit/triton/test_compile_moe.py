@@ -27,7 +27,7 @@ def product(tile: Tile, kind: str, arch: int = 90, **constants: Any) -> Build:
         "BK": tile.depth,
         "GROUP_M": tile.group,
         "IS_SPLIT": tile.splits > 1,
-        "SWAP": tile.rows < 64,
+        "SWAP": tile.is_swapped,
         "HAS_EXPERTS": kind != "dense",
         "HAS_SHARES": kind == "down",
         "IS_FP8": True,
@@ -37,6 +37,7 @@ def product(tile: Tile, kind: str, arch: int = 90, **constants: Any) -> Build:
         "IS_POWER_OF_TWO": False,
         "STAGES": tile.stages,
         "IS_EARLY": tile.splits > 1 and arch >= 90,
+        "PER_BLOCK": 1,
     } | constants
     codes = ("*fp8e4nv" if is_native else "*u8") if modes["IS_FP8"] else "*bf16"
     out = "*bf16"
@@ -63,6 +64,7 @@ STREAMING = [
     product(Tile(16, 128, 128, warps=4, stages=3), "fused"),
     product(Tile(32, 128, 128, warps=4, stages=3), "fused"),
     product(Tile(16, 128, 128, warps=4, stages=4), "down"),
+    product(Tile(32, 128, 128, warps=4, stages=4), "down", PER_BLOCK=2),
     product(Tile(16, 128, 128, splits=5, warps=4, stages=4), "dense"),
     product(Tile(32, 128, 128, warps=8, stages=4), "dense"),
     product(Tile(64, 128, 128, splits=2, warps=4, stages=4), "dense"),

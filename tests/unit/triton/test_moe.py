@@ -92,9 +92,11 @@ def fp8_case(num_rows: int) -> tuple[tuple[Tensor, ...], ...]:
     [
         MoeTiles(Tile(16, 128, 128), Tile(16, 64, 128)),
         MoeTiles(Tile(64, 128, 128, group=1), Tile(64, 128, 128)),
+        MoeTiles(Tile(64, 128, 128), Tile(16, 64, 128)),  # several tiles a block
+        MoeTiles(Tile(64, 128, 128, swap_below=128), Tile(32, 64, 128, group=2)),
         MoeTiles(Tile(16, 32, 128), Tile(16, 128, 128), is_split=True),
     ],
-    ids=["narrow", "wide", "gate and up apart"],
+    ids=["narrow", "wide", "several a block", "swapped", "gate and up apart"],
 )
 def test_every_tile_gives_the_same_mixture(chosen: MoeTiles) -> None:
     x, pairs, weights = fp8_case(20)

@@ -139,8 +139,8 @@ def _launch(
         0, codes.stride(0), 0, scales.stride(0),
         num_rows * num_columns, num_columns, 0, 0,
         1, tile.rows, tile.columns, tile.depth, tile.group,
-        tile.splits > 1, tile.rows < 64, False, False, True, is_native, False,
-        width % tile.depth == 0, False, tile.stages, is_early,
+        tile.splits > 1, tile.is_swapped, False, False, True, is_native, False,
+        width % tile.depth == 0, False, tile.stages, is_early, 1,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
 

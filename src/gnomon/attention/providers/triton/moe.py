@@ -232,7 +232,7 @@ class Into:
 
 
 def grouped(x: Rows, weight: Experts, blocks: ExpertBlocks, tile: Tile, into: Into) -> None:
-    """One launch over all blocks of rows."""
+    """One launch over all blocks of rows, each in one tile or a whole number of them."""
     values, out = weight.values, into.out
     is_fp8, is_native = weight.scales is not None, has_native_fp8(values.device)
     scales = values if weight.scales is None else weight.scales
@@ -240,19 +240,21 @@ def grouped(x: Rows, weight: Experts, blocks: ExpertBlocks, tile: Tile, into: In
     out_scales = values if into.scales is None else into.scales
     num_pairs, num_n = out.shape
     width = values.shape[2]
-    grid = (blocks.most * triton.cdiv(num_n, tile.columns), 1)
+    per_block = blocks.rows // tile.rows
+    num_m = blocks.most * per_block
+    grid = (num_m * triton.cdiv(num_n, tile.columns), 1)
     multiply[grid](
         as_operand(x.values, is_native), x_scales, as_operand(values, is_native), scales,
         values if into.shares is None else into.shares,
         out.view(torch.uint8) if out.dtype == torch.float8_e4m3fn else out, out_scales,
         blocks.pairs, blocks.expert, blocks.num_blocks,
-        num_pairs, num_n, width, width, blocks.most,
+        num_pairs, num_n, width, width, num_m,
         x.values.stride(0), x_scales.stride(0), x_scales.stride(1),
         values.stride(0), values.stride(1), scales.stride(0), scales.stride(1),
         0, out.stride(0), out_scales.stride(0), out_scales.stride(1),
         into.top_k, tile.rows, tile.columns, tile.depth, tile.group,
-        False, tile.rows < 64, True, into.shares is not None, is_fp8, is_native, into.is_fused,
-        width % tile.depth == 0, into.is_power_of_two, tile.stages, False,
+        False, tile.is_swapped, True, into.shares is not None, is_fp8, is_native, into.is_fused,
+        width % tile.depth == 0, into.is_power_of_two, tile.stages, False, per_block,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
 

@@ -27,12 +27,16 @@ BLOCKS_AT_ONCE = 16  # of row blocks whose expert and tail one program writes
 
 @dataclass(frozen=True, slots=True)
 class ExpertBlocks:
-    """``most``: blocks that there may be; ``num_blocks`` int32 [1]: blocks that there are."""
+    """``most``: blocks that there may be; ``num_blocks`` int32 [1]: blocks that there are.
+
+    ``rows``: pairs of a block, live or not.
+    """
 
     pairs: Tensor
     expert: Tensor
     num_blocks: Tensor
     most: int
+    rows: int
 
 
 @triton.jit
@@ -170,7 +174,7 @@ def sort_by_expert(expert_ids: Tensor, num_experts: int, block: int) -> ExpertBl
         sort_few[(num_experts,)](
             ids, pairs, expert, num_blocks, num_pairs, width, chunk, block, num_warps=4
         )
-        return ExpertBlocks(pairs, expert, num_blocks, most)
+        return ExpertBlocks(pairs, expert, num_blocks, most, block)
     num_chunks = triton.cdiv(num_pairs, CHUNK)
     counts = torch.empty(num_chunks + 2, width, dtype=torch.int32, device=device)
     totals = counts[num_chunks:]
@@ -182,4 +186,4 @@ def sort_by_expert(expert_ids: Tensor, num_experts: int, block: int) -> ExpertBl
         ids, counts, totals, pairs, expert, num_pairs, num_chunks, most,
         width, CHUNK, block, BLOCKS_AT_ONCE,
     )  # fmt: skip
-    return ExpertBlocks(pairs, expert, num_blocks, most)
+    return ExpertBlocks(pairs, expert, num_blocks, most, block)

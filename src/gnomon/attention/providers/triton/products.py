@@ -126,18 +126,23 @@ def multiply(
     IS_POWER_OF_TWO: tl.constexpr,
     STAGES: tl.constexpr,
     IS_EARLY: tl.constexpr,
+    PER_BLOCK: tl.constexpr,
 ):
     """One tile [BM, BN] of out [num_rows, num_n], over k_split of K.
 
     With experts, ``pairs`` [blocks * BM] names the row of ``out`` of each column, num_rows where
-    there is none; x's row is pair // TOP_K. Without, column and row are the same.
+    there is none; x's row is pair // TOP_K; PER_BLOCK tiles in turn belong to one expert. Without,
+    column and row are the same.
     """
     m, n_tile = tile_of(tl.program_id(0), num_m, tl.cdiv(num_n, BN), GROUP_M)
     column = tl.arange(0, BM)
     if HAS_EXPERTS:
-        if m >= tl.load(num_blocks):
+        if m >= tl.load(num_blocks) * PER_BLOCK:
             return
-        expert = tl.load(expert_of_block + m).to(tl.int64)
+        if PER_BLOCK > 1:  # noqa: SIM102  # one is known when it is compiled
+            if tl.load(pairs + m * BM) >= num_rows:  # dead columns stand behind live ones
+                return
+        expert = tl.load(expert_of_block + m // PER_BLOCK).to(tl.int64)
         pair = tl.load(pairs + m * BM + column)
     else:
         expert = tl.full((), 0, tl.int64)

@@ -24,7 +24,8 @@ WIDEST_GROUP = 1 << 20  # all row blocks before the next column tile
 class Tile:
     """rows × columns of one program, K per step, splits of K, launch parameters.
 
-    ``group``: row blocks that pass over all column tiles together, for the L2 cache.
+    ``group``: row blocks that pass over all column tiles together, for the L2 cache. Tiles of fewer
+    rows than ``swap_below`` have the weight as the tall operand.
     """
 
     rows: int
@@ -34,11 +35,17 @@ class Tile:
     warps: int = 4
     stages: int = 4
     group: int = WIDEST_GROUP
+    swap_below: int = 64
+
+    @property
+    def is_swapped(self) -> bool:
+        """Whether the weight is the tall operand."""
+        return self.rows < self.swap_below
 
 
 @dataclass(frozen=True, slots=True)
 class MoeTiles:
-    """Tiles of the two grouped products; their rows are the same.
+    """Tiles of the two grouped products; ``down`` has as many rows as ``fused``, or a part of them.
 
     ``is_split``: gate and up are columns of one product, activated by a launch of its own.
     """
