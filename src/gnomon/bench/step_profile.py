@@ -2,9 +2,9 @@
 
 In:  a callable. Out: KernelTimes, the dearest first; a LayerTime where layers can be told apart.
 A kernel's class is read from its name (CLASSES); a product between the sorting of pairs and the
-sum of their shares, which may be the next norm's work, is the experts'. Layers begin at the write of the latents, one kernel a layer,
-and the mean of those from the second write to the last is one layer: the rest of one, the
-beginning of the next. The first is left out, for it may have no experts.
+sum of their shares, which may be the next norm's work, is the experts'. Layers begin at the write
+of the latents, one kernel a layer, and the mean of those from the second write to the last is one
+layer: the rest of one, the beginning of the next. The first is left out: it may have no experts.
 Not here: what is called (step.py), the display (step_report.py). CUDA only.
 """
 
