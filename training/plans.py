@@ -75,6 +75,7 @@ _MIXED = (4096, 512, 2048, 256, 1024, 8192, 512, 4096, 1024, 2048)
 _LONG = (4096, 1024, 2048, 512, 4096, 2048, 8192, 256)
 _LAST = Diet(recall=0.47, sums=0.26, tools=0.17)
 _POLISH = Diet(recall=0.48, sums=0.18, tools=0.25, prose=0.05, talk=0.04, glm=0.3)
+_FINISH = Diet(recall=0.44, sums=0.28, tools=0.18, prose=0.05, talk=0.05, glm=0.3)
 _GLM = 0.9  # share of GLM's format in the text of GLM's model
 
 
@@ -121,6 +122,15 @@ PLANS: dict[str, Plan] = {
         matrix_rate=8e-3,
         other_rate=1.2e-3,
         index_rate=1e-3,
+    ),
+    "finish": Plan(  # from a polished model, `--start`: the rate falls from where polish ended
+        "tiny",
+        32768,
+        (_mixed("finish", 1304, _LONG, _FINISH, 2),),
+        cooldown=1.0,
+        matrix_rate=3e-3,
+        other_rate=4e-4,
+        index_rate=4e-4,
     ),
     "glm": Plan(  # from the trained model's twin, `--start`
         "tiny_glm",

@@ -39,8 +39,12 @@ STORIES_SUBTRACT = (
 
 def operands(dice: random.Random, sign: str, held_out: bool) -> tuple[int, int]:
     """A pair of one of the two sets; of a subtraction mostly the larger first."""
+
+    def size() -> int:
+        return dice.randint(1, 3) if held_out else dice.choice((1, 2, 2, 3, 3, 3))
+
     while True:
-        a, b = (dice.randint(0, 10 ** dice.randint(1, 3) - 1) for _ in range(2))
+        a, b = (dice.randint(0, 10 ** size() - 1) for _ in range(2))
         if sign == "-" and a < b and dice.random() < 0.85:
             a, b = b, a
         if is_held_out(f"{a}{sign}{b}") == held_out:

@@ -139,6 +139,18 @@ _ASK = (
     "Kindly tell me what {noun} there was for {key}.", "Could you check the {noun} of {key}?",
     "By what I wrote, what is the {noun} of {key}?", "Which {noun} must be used for {key}?",
 )  # fmt: skip
+_ASK_DO = (
+    "{w} {{noun}} {a} {{key}} {d}?", "{w} {{noun}} {a} {{key}} {d}?",
+    "{w} {a} {{key}} {d}?", "{w} {{noun}} was it that {{key}} {a} {d}?",
+    "with {w} {{noun}} {a} {{key}} {d}?", "{w} is the {{noun}} that {{key}} {a} {d}?",
+)  # fmt: skip
+_ASK_VERBS = (*_DO, "need", "hide", "own", "like", "find", "start with", "end with", "go by")
+_ASK_MAY = ("did", "does", "did", "does", "will", "must", "can", "should", "may", "would")
+_ASK_FIRST = (
+    "By the {where}: ", "In the {where}, ", "The {where} says it: ", "Somebody asked: ",
+    "On {weekday} I need it: ", "Tell me, ", "Well, ", "Look into the {where}: ",
+    "As the {where} has it, ", "By what you read, ",
+)  # fmt: skip
 _ASK_BEFORE = (
     "", "", "", "", "Please: ", "Question: ", "Now, ", "OK. ", "Look at the text above. ",
     "Read again. ", "Answer with a number: ", "Next: ", "Hello! ", "Q: ",
@@ -222,4 +234,18 @@ def _gap(dice: random.Random) -> str:
 
 def question_template(dice: random.Random) -> str:
     """A way to ask for one."""
-    return _fill(dice, dice.choice(_ASK_BEFORE) + dice.choice(_ASK) + dice.choice(_ASK_AFTER))
+    asked = dice.choice(_ASK) if dice.random() < 0.65 else _ask_do(dice)
+    chance = dice.random()
+    before = dice.choice(_ASK_FIRST) if chance < 0.2 else dice.choice(_ASK_BEFORE)
+    if before.endswith(", ") and asked[0].isupper():
+        asked = asked[0].lower() + asked[1:]
+    return _fill(dice, before + asked + dice.choice(_ASK_AFTER))
+
+
+def _ask_do(dice: random.Random) -> str:
+    """Which number does somebody do something with?"""
+    verb = dice.choice(_ASK_VERBS)
+    may = dice.choice([may for may in _ASK_MAY if (may, verb) != ("does", "have")])
+    which = dice.choice(("which", "what"))
+    text = dice.choice(_ASK_DO).format(w=which, a=may, d=verb)
+    return text[0].upper() + text[1:]

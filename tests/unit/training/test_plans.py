@@ -20,10 +20,12 @@ from training.plans import PLANS, Plan, Stage
 from training.selection import Choice
 from training.train import Training, arguments
 
-BIG = ("tiny", "polish", "glm")
+BIG = ("tiny", "polish", "finish", "glm")
 
 
-@pytest.mark.parametrize(("name", "share"), [("tiny", 1 / 2), ("polish", 1 / 2), ("glm", 1 / 2)])
+@pytest.mark.parametrize(
+    ("name", "share"), [("tiny", 1 / 2), ("polish", 1 / 2), ("finish", 1 / 2), ("glm", 1 / 2)]
+)
 def test_a_share_of_the_last_stage_is_dense_at_every_length_alike(name: str, share: float) -> None:
     stage = PLANS[name].stages[-1]
     rounds = stage.steps // len(stage.lengths)
@@ -42,7 +44,7 @@ def test_a_new_model_begins_densely_a_trained_one_goes_on_as_it_ends() -> None:
     *dense, last, _ = PLANS["tiny"].stages
     assert last.dense_every == 3
     assert not any(stage.is_sparse_at(step) for stage in dense for step in range(stage.steps))
-    for name in ("polish", "glm"):
+    for name in ("polish", "finish", "glm"):
         (only,) = PLANS[name].stages
         assert only.lengths == PLANS["tiny"].stages[-1].lengths
         assert only.dense_every == 2
