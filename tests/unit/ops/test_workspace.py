@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from gnomon.attention.geometry import Geometry, build_geometry
 from gnomon.attention.indices import KeySet, ListSegment, Space
 from gnomon.attention.layouts.fp8_ds_mla_656 import Fp8LatentLayout
 from gnomon.attention.ops import workspace
-from gnomon.attention.ops.attend import attend_key_set
+from gnomon.attention.ops.attend import SparseMlaKernel, attend_key_set, attend_values
 from gnomon.attention.ops.workspace import UnpackedMla, move_slots, num_entries
 from gnomon.attention.providers import torch as torch_provider
 from gnomon.attention.routes import AttentionDims
@@ -25,6 +27,10 @@ UNPACKED = UnpackedMla(KERNELS["sparse_mla"], KERNELS["context_gather"], move_sl
 # A request in its first chunk, two that go on, whose first two pages are one and the same.
 QUERY, KV = [5, 3, 9], [5, 30, 21]
 PAGES = [[7, 3], [2, 9, 12, 4, 5, 14, 1, 6], [2, 9, 15, 10, 8, 11]]
+
+
+def never(*_: Any) -> Any:
+    raise AssertionError("the lse was asked for")
 
 
 def _geometry() -> Geometry:
@@ -58,6 +64,10 @@ def test_unpacked_rows_see_the_packed_pools_values(
     expected, found = attend(), attend(UNPACKED)
     assert torch.equal(found[0], expected[0])
     assert torch.equal(found[1], expected[1])
+    values = partial(attend_values, KERNELS, queries, pool, keys, table, 0.1)
+    assert torch.equal(values(), expected[0])
+    alone = SparseMlaKernel(never, lambda *given: KERNELS["sparse_mla"](*given)[0])
+    assert torch.equal(values(replace(UNPACKED, attend=alone)), expected[0])
 
 
 def test_lengths_are_those_of_the_requests() -> None:
