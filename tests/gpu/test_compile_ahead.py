@@ -33,6 +33,7 @@ def test_a_launch_compiles_and_does_nothing() -> None:
     kernels = add_one.device_caches[torch.cuda.current_device()][0]
     assert len(kernels) == 2
     assert not any(hasattr(kernel, "future") for kernel in kernels.values())
+    assert all(kernel.module is not None for kernel in kernels.values())  # on the device already
     add_one[(4,)](x, 200, BLOCK=64)
     assert bool((x == 1).all())
 

@@ -2,7 +2,7 @@
 
 In:  a device; work that launches kernels, in the shapes that will be met.
 Out: nothing but compiled kernels. The work is run dry: Triton's launches compile in threads (its
-     compiler works outside Python's lock) and run nothing; what other libraries would compile is
+     compiler works outside Python's lock), launchers and all, and run nothing; what others compile is
      noted (attention/dry_run.py) and built by processes meanwhile, into the library's own cache.
      One by one, as a first run meets them, a kernel of Triton takes half a second, one that nvcc
      compiles five, and a start has dozens.
@@ -20,7 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -62,13 +62,26 @@ def compiling_ahead(device: torch.device) -> Iterator[DryRun]:
         return found
 
     threads = max(1, min(MOST_THREADS, os.cpu_count() or 1))
-    with ThreadPoolExecutor(threads, "compile") as pool, AsyncCompileMode(pool, ignore_errors=True):
-        JITFunction.run, JITFunction._do_compile = compile_only, remembered
-        try:
-            with dry:
-                yield dry
-        finally:
-            JITFunction.run, JITFunction._do_compile = launch, build
+    with ThreadPoolExecutor(threads, "compile") as pool:
+        mode = AsyncCompileMode(pool, ignore_errors=True)
+        with mode:
+            JITFunction.run, JITFunction._do_compile = compile_only, remembered
+            try:
+                with dry:
+                    yield dry
+            finally:
+                JITFunction.run, JITFunction._do_compile = launch, build
+        kernels = [future.kernel for future in mode.future_kernels.values() if future.kernel]
+        if kernels:
+            here = torch.cuda.current_device()
+            list(pool.map(lambda kernel: _load(kernel, here), kernels))
+
+
+def _load(kernel: Any, device: int) -> None:
+    """What a kernel's first launch would do: compile its launcher, and put it onto the device."""
+    torch.cuda.set_device(device)
+    with suppress(Exception):  # what is too large for the device says so when it is launched
+        kernel._init_handles()
 
 
 def compile_ahead(device: torch.device, works: Sequence[Callable[[], object]]) -> None:
@@ -78,9 +91,11 @@ def compile_ahead(device: torch.device, works: Sequence[Callable[[], object]]) -
     began, builders = time.monotonic(), list[Builder]()
     try:
         with compiling_ahead(device) as dry:
-            for work in works:
-                work()
-            builders = start_builders(dry.notes)
+            try:
+                for work in works:
+                    work()
+            finally:  # beside Triton's threads, which are waited for on leaving
+                builders = start_builders(dry.notes)
     except Exception as error:  # a dry run proves nothing; the real one follows
         logger.warning("kernels are compiled one by one: %s: %s", type(error).__name__, error)
     await_builders(builders, PATIENCE_S)
