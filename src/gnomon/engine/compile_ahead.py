@@ -2,7 +2,7 @@
 
 In:  a device; work that launches kernels, in the shapes that will be met.
 Out: nothing but compiled kernels. The work is run dry: Triton's launches compile in threads (its
-     compiler works outside Python's lock), launchers and all, and run nothing; what others compile is
+     compiler works outside Python's lock), launchers and all; what others compile is
      noted (attention/dry_run.py) and built by processes meanwhile, into the library's own cache.
      One by one, as a first run meets them, a kernel of Triton takes half a second, one that nvcc
      compiles five, and a start has dozens.
