@@ -33,14 +33,11 @@ DEVICE = torch.device("cuda")
 PLAIN, PACKED = PlainLayout(torch.bfloat16, 576), Fp8LatentLayout(512, 64)
 
 FEW_PLAIN = [
-    ListTile(16, 64, 4, 2),
     ListTile(16, 64, 4, 2, reads_ahead=True),
-    ListTile(16, 64, 8, 3, reads_ahead=True),
-    ListTile(16, 32, 4, 2),
-    ListTile(16, 32, 4, 2, max_registers=168),
-    ListTile(16, 32, 4, 2, max_registers=128),
+    ListTile(16, 64, 4, 2, reads_ahead=True, parts=4),
+    ListTile(16, 64, 4, 2, reads_ahead=True, parts=2),
     ListTile(16, 32, 4, 3, reads_ahead=True),
-    ListTile(16, 32, 8, 3, reads_ahead=True),
+    ListTile(16, 32, 4, 3, reads_ahead=True, parts=4),
 ]
 FEW_PACKED = [
     ListTile(16, 64, 8, 2, reads_ahead=True),
@@ -142,6 +139,7 @@ def tune_lists(cell: Cell, library: FlashMlaLibrary | None) -> Iterator[str]:
             name = f"{tile.heads}x{tile.keys} w{tile.num_warps} s{tile.num_stages}"
             name += f"{' ahead' if tile.reads_ahead else ''}"
             name += f" r{tile.max_registers}" if tile.max_registers else ""
+            name += f" in {tile.parts}" if tile.parts > 1 else ""
             name += f" /{number}"
             calls[name] = lambda t=tile, n=number: call.run(t, Splits(n))
     times = time_calls(calls, DEVICE, num_runs=7 if cell.num_rows > 256 else 15)

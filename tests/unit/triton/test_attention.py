@@ -131,6 +131,14 @@ def test_splits_add_up(splits: Splits, reads_ahead: bool) -> None:
     agree(ListCall(*arguments).run(tile, splits), arguments, F32)
 
 
+@pytest.mark.parametrize("splits", [Splits(1), Splits(3), Splits(4, 16)])
+@pytest.mark.parametrize("parts", [1, 2, 4])
+def test_latents_are_read_in_parts(parts: int, splits: Splits) -> None:
+    arguments = draw(PlainLayout(BF16, 72), (18, 64, 8), [60, 0, 1, 17], BF16)
+    tile = replace(HALF_TILE, reads_ahead=True, parts=parts)
+    agree(ListCall(*arguments).run(tile, splits), arguments, BF16)
+
+
 def test_views_and_int32_slots_are_read_where_they_lie() -> None:
     q, q_rope, pool, slots, count, scale = draw(PlainLayout(BF16, 24), (4, 16, 8), [9, 21], BF16)
     whole = torch.cat((q_rope, q), -1)

@@ -62,6 +62,24 @@ def test_few_heads_do_not_pay_for_many(heads: int, width: int, is_packed: bool) 
 
 
 @pytest.mark.parametrize(
+    ("width", "is_packed", "parts"),
+    [
+        (512, False, 4),
+        (64, False, 4),
+        (48, False, 1),
+        (32, False, 1),
+        (192, False, 1),
+        (512, True, 1),
+    ],
+)
+def test_plain_latents_of_few_heads_come_in_parts_of_whole_blocks(
+    width: int, is_packed: bool, parts: int
+) -> None:
+    assert choose_tile(16, width, torch.bfloat16, is_packed, 4096).parts == parts
+    assert choose_tile(64, width, torch.bfloat16, is_packed, 4096).parts == 1
+
+
+@pytest.mark.parametrize(
     ("width", "parts"),
     [
         (192, (128, 64)),

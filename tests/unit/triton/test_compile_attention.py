@@ -38,6 +38,7 @@ def lists(tile: ListTile, is_packed: bool, is_split: bool, arch: int = 90) -> Bu
     heads, keys, num_warps, num_stages = tile.heads, tile.keys, tile.num_warps, tile.num_stages
     constants = SHAPE | {"H": heads, "BH": heads, "BN": keys, "STAGES": num_stages}
     constants |= {"IS_SPLIT": is_split, "NATIVE": arch >= 89, "READS_AHEAD": tile.reads_ahead}
+    constants |= {"PARTS": tile.parts}
     constants |= {"IS_EARLY": is_split and arch >= 90}
     constants |= {"GROUPS": 4, "WIDTH": 656} if is_packed else {"GROUPS": 0, "WIDTH": 576}
     signature = LISTS | dict.fromkeys(constants, "constexpr")

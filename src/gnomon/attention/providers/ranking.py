@@ -63,7 +63,7 @@ MEASURED: tuple[Measured, ...] = (
     Measured("sparse_mla", "prefill", _BF16, 128, _FA3_FLASHMLA, _H200),
     Measured("sparse_mla", "prefill", _BF16, 64, _FA3_FLASHMLA, _H200),
     Measured("sparse_mla", "prefill", _BF16, 32, _FLASHMLA, _TUNED),
-    Measured("sparse_mla", "prefill", _BF16, 16, _FA3, _H200),
+    Measured("sparse_mla", "prefill", _BF16, 16, _TRITON_FA3, _TUNED),
     Measured("sparse_mla", "prefill", _FP8, 128, _FLASHMLA, _TUNED),
     Measured("sparse_mla", "decode", _BF16, 16, _TRITON_FA3, _H200),
     *_by_rows(_BF16, 64, {1: _TRITON_FA3, 16: _FA3, 64: _FA3_FLASHMLA, 128: _FLASHMLA_FA3}),

@@ -148,7 +148,7 @@ class ListCall:
             NATIVE=has_native_fp8(self.q_latent.device),
             BH=tile.heads, BN=tile.keys, STAGES=tile.num_stages,
             IS_SPLIT=splits.number > 1, SPLIT_KEYS=splits.keys,
-            READS_AHEAD=tile.reads_ahead,
+            READS_AHEAD=tile.reads_ahead, PARTS=tile.parts,
             IS_EARLY=splits.number > 1 and can_launch_early(self.q_latent.device),
             num_warps=tile.num_warps, maxnreg=tile.max_registers,
         )  # fmt: skip

@@ -27,6 +27,7 @@ class ListTile:
 
     ``reads_ahead``: the next turn's slots are read a turn before their entries are asked for.
     ``max_registers``: of a thread, so that more programs fit; None leaves it to the compiler.
+    ``parts``: blocks of columns that plain latents are read in (attention_lists.py).
     """
 
     heads: int
@@ -36,11 +37,12 @@ class ListTile:
     per_processor: int = 1
     reads_ahead: bool = False
     max_registers: int | None = None
+    parts: int = 1
 
 
 # By whether the pool is packed.
 FEW_HEADS = {
-    False: ListTile(16, 64, 4, 2, per_processor=2, reads_ahead=True),
+    False: ListTile(16, 64, 4, 2, per_processor=2, reads_ahead=True, parts=4),
     True: ListTile(16, 32, 4, 2, per_processor=2, reads_ahead=True),
 }
 MANY_HEADS = {
@@ -81,6 +83,8 @@ def choose_tile(
         tile = ListTile(32, 64, 8, 2, reads_ahead=True)
     else:
         tile = MANY_HEADS_FEW_ROWS if has_few_rows else MANY_HEADS[is_packed]
+    if width % (16 * tile.parts) or width != padded(width):
+        tile = replace(tile, parts=1)
     while tile.heads > 16 and tile.heads * padded(width, 16) > LARGEST_ACCUMULATOR:
         tile = replace(tile, heads=tile.heads // 2)
     return tile
