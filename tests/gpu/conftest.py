@@ -20,6 +20,7 @@ WIDEST = 300  # characters of a line
 SLOW = (
     "[wide fp8]",
     "test_deterministic.py::test_the_bits",
+    "test_no_late_compile.py",
     "test_trained.py",
     "test_prefill_graphs.py",
     "test_device_loss.py",
