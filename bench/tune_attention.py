@@ -48,8 +48,9 @@ FEW_PACKED = [
 ]
 MANY_PLAIN = [
     ListTile(64, 64, 8, 2, reads_ahead=True),
-    ListTile(64, 32, 8, 2, reads_ahead=True),
-    ListTile(64, 32, 8, 3, reads_ahead=True),
+    ListTile(64, 64, 8, 2),
+    ListTile(64, 64, 8, 2, parts=4),
+    ListTile(64, 64, 8, 2, parts=2),
 ]
 MANY_PACKED = [
     ListTile(64, 64, 8, 2),
