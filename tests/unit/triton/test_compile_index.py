@@ -20,6 +20,14 @@ MODULES = {
     "paged_scores_kernel": "index_tiles",
     "topk_kernel": "topk_tiles",
 }
+ANYWHERE = {  # pointers whose alignment the kernels are not compiled for
+    "count_ptr",
+    "request_ptr",
+    "pages_ptr",
+    "kept_ptr",
+    "margin_ptr",
+    "nan_ptr",
+}
 NUMBERS = {"fp8": "*fp8e4nv", "bf16": "*bf16", "fp32": "*fp32"}
 
 
@@ -90,8 +98,8 @@ def paged(dtype: str, heads: int, kind: str, arch: int = 90) -> Build:
 def best(sizes: Search, is_fused: bool, arch: int = 90) -> Build:
     """topk_kernel for k 2048, alone or with slots."""
     cap, sample, block = sizes.cap, sizes.sample, sizes.block
-    constants = {"K": 2048, "CAP": cap, "SAMPLE": sample, "TARGET": sizes.target(2048, 65_536)}
-    constants |= {"BLOCK": block, "CHUNK": sizes.chunk, "LIST": sizes.chunk, "STAGES": sizes.stages}
+    constants = {"K": 2048, "CAP": cap, "SAMPLE": sample, "BLOCK": block}
+    constants |= {"CHUNK": sizes.chunk, "LIST": sizes.chunk, "STAGES": sizes.stages}
     constants |= {"PAGE": 64 if is_fused else 1, "LOOKS": not is_fused}
     optional = {"slots_ptr": "*i64", "pages_ptr": "*i32", "request_ptr": "*i32"}
     signature = {
@@ -106,6 +114,7 @@ def best(sizes: Search, is_fused: bool, arch: int = 90) -> Build:
         "scratch_ptr": "*i32",
         **dict.fromkeys(("num_rows", "num_columns", "num_pages", "scores_row"), "i32"),
         **dict.fromkeys(("ids_row", "slots_row", "pages_row", "scratch_row", "top"), "i32"),
+        "target": "fp32",
         **dict.fromkeys(constants, "constexpr"),
     }
     signature |= optional if is_fused else {}
@@ -125,7 +134,7 @@ def build(
 ) -> Build:
     """Launched as ``tile`` says."""
     module = f"{PACKAGE}.{MODULES[kernel]}"
-    pointers = (name for name, kind in signature.items() if kind.startswith("*"))
+    pointers = (n for n, kind in signature.items() if kind.startswith("*") and n not in ANYWHERE)
     options = {"num_warps": tile.warps, "num_stages": tile.stages}
     is_capped = tile.registers is not None and (arch == 90 or kernel == "topk_kernel")
     options |= {"maxnreg": tile.registers} if is_capped else {}

@@ -157,3 +157,21 @@ def test_short_rows_are_listed_without_a_look_at_their_scores() -> None:
         assert found.slots is not None
         slot = [[4 * (2 * r + 1) + i if i >= 0 else -1 for i in expected[r]] for r in range(3)]
         assert found.slots.tolist() == slot
+
+
+@given(
+    k=st.sampled_from([1, 64, 512, 2048, 4096]),
+    most=st.tuples(st.integers(1, 20_000), st.integers(1, 1_000_000)),
+    shares=st.tuples(st.floats(0, 1), st.floats(0, 1)),
+)
+def test_forms_name_a_shape_for_every_search(
+    k: int, most: tuple[int, int], shares: tuple[float, float]
+) -> None:
+    """Whatever shape within the limits is asked for, its form was named; and they are few."""
+    named = topk.forms(k, *most, 132)
+    met = {topk.search_for(k, rows, columns, 132) for rows, columns in named}
+    assert len(met) == len(named) <= 4
+    rows = 1 + round(shares[0] * (most[0] - 1))
+    columns = max(k, round(shares[1] * most[1]))
+    assert topk.search_for(k, rows, columns, 132) in met
+    assert all(r <= most[0] and c <= max(k, most[1]) for r, c in named)

@@ -24,7 +24,9 @@ from gnomon.attention.providers.triton.index_tiles import (
 from gnomon.attention.providers.triton.language import dot, encode_e4m3
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["num_rows", "num_keys"], do_not_specialize_on_alignment=["count_ptr"]
+)
 def code_scores_kernel(
     q_ptr,
     weights_ptr,
@@ -78,7 +80,7 @@ def code_scores_kernel(
         tl.store(out_at + begin, found, mask=(begin + inner)[:, None] < seen[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def encode_rows_kernel(
     x_ptr,
     codes_ptr,
@@ -105,7 +107,7 @@ def encode_rows_kernel(
     tl.store(scale_ptr + place, scale)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_keys"], do_not_specialize_on_alignment=["pages_ptr"])
 def gather_codes_kernel(
     codes_ptr,
     scale_ptr,

@@ -36,9 +36,10 @@ from gnomon.attention.providers.triton.index_views import (
 )
 from gnomon.attention.providers.triton.language import has_native_fp8, padded
 
-WAVES = 24  # programs per multiprocessor that contiguous scores are split into, keys allowing
+WAVES = 48  # programs per multiprocessor that contiguous scores are split into, keys allowing
+LONG_PART, SHORT_PART = 32, 8  # blocks of keys a program should have; so few to fill the machine
 TAIL_BLOCK = 1024  # columns that are hidden at once
-RESIDENT = 4  # programs of paged scores that a multiprocessor holds at once
+RESIDENT = 4  # programs that a multiprocessor holds at once
 Scored = tuple[Tensor, Tensor, Tensor, float]  # q, weights, count, scale
 
 
@@ -126,8 +127,10 @@ def _grid(out: Tensor, heads: int, tile: Tile) -> tuple[int, int]:
     """Programs of contiguous scores: groups of rows by parts of the keys."""
     groups = triton.cdiv(out.shape[0], tile.rows(heads))
     blocks = triton.cdiv(out.shape[1], tile.keys)
-    wanted = triton.cdiv(WAVES * num_processors(out.device), groups)
-    return groups, min(wanted, triton.cdiv(blocks, 8))
+    processors = num_processors(out.device)
+    filling = min(triton.cdiv(RESIDENT * processors, groups), triton.cdiv(blocks, SHORT_PART))
+    most = triton.cdiv(WAVES * processors, groups)
+    return groups, min(most, max(filling, triton.cdiv(blocks, LONG_PART)))
 
 
 def paged_scores(

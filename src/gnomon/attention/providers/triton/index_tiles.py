@@ -80,7 +80,9 @@ def blocks_of(count_ptr, group, num_rows, num_keys, ROWS: tl.constexpr, BLOCK: t
     return first, tl.maximum(tl.minimum(last, least // BLOCK), first), last
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["num_rows", "num_keys"], do_not_specialize_on_alignment=["count_ptr"]
+)
 def scores_kernel(
     q_ptr,
     weights_ptr,
@@ -143,7 +145,7 @@ def scores_kernel(
         tl.store(out_at + begin, found, mask=key < seen[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_columns"], do_not_specialize_on_alignment=["count_ptr"])
 def hide_tails_kernel(count_ptr, out_ptr, num_columns, out_row, BLOCK: tl.constexpr):
     """Program m: −inf in row m from its count on."""
     row = tl.program_id(0)
@@ -155,7 +157,10 @@ def hide_tails_kernel(count_ptr, out_ptr, num_columns, out_row, BLOCK: tl.conste
         tl.store(out_ptr + row.to(tl.int64) * out_row + column, nothing, mask=is_tail)
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["width", "least", "pages_row"],
+    do_not_specialize_on_alignment=["pages_ptr", "request_ptr", "count_ptr"],
+)
 def paged_scores_kernel(
     q_ptr,
     weights_ptr,

@@ -4,6 +4,7 @@ In:  scores [M, N] fp32, count [M], k. Out: TopK: ids ascending, −1 behind, ti
 `topk` reads every column below count (NaN raises the row's flag); `topk_slots` reads nothing of
 rows that see at most k columns, nothing behind a count, and adds the slots of the ids.
 One launch. What a row gets does not depend on the other rows: the result is exact.
+Compiled forms: one for each Search and choice of outputs; `forms` names a shape for each.
 Not here: the algorithm (topk_tiles.py).
 """
 
@@ -61,6 +62,18 @@ def search_for(k: int, num_rows: int, num_columns: int, processors: int) -> Sear
     if num_columns <= SHORT:
         return Search(max(cap, SHORT), 4096, 4096, 16, 2, 64, 2048)
     return Search(cap, min(cap, 4096), 4096, 8, 4, 64)
+
+
+def forms(k: int, most_rows: int, most_columns: int, processors: int) -> list[tuple[int, int]]:
+    """(rows, columns) of a call for every Search that calls of at most so many can meet."""
+    rows = (1, 2 * processors, 2 * processors + 1, most_rows)
+    columns = (k, SHORT, SHORT + 1, LONG, LONG + 1, most_columns)
+    found: dict[Search, tuple[int, int]] = {}
+    for num_rows in sorted({n for n in rows if n <= most_rows}):
+        for num_columns in sorted({n for n in columns if n <= max(k, most_columns)}):
+            search = search_for(k, num_rows, num_columns, processors)
+            found.setdefault(search, (num_rows, num_columns))
+    return list(found.values())
 
 
 def topk(scores: Tensor, count: Tensor, k: int, want_margin: bool = False) -> TopK:
@@ -142,10 +155,10 @@ def _launch(
         0 if rows is None else rows.pages.stride(0),
         scratch.stride(0),
         padded(num_words) // 2,
+        sizes.target(k, num_columns),
         K=k,
         CAP=sizes.cap,
         SAMPLE=sizes.sample,
-        TARGET=sizes.target(k, num_columns),
         BLOCK=sizes.block,
         CHUNK=sizes.chunk,
         LIST=min(padded(k), sizes.chunk),

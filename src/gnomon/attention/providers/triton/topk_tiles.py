@@ -4,7 +4,7 @@ In:  fp32 scores, a count per row. Out: ids ascending by column, −1 behind, fl
 Short: a row of at most CAP columns is held in registers; its keys are searched until exactly K are
      at or above a key, or a tie is left, of which the lower columns are taken.
 Guess: of a longer row a sample, SAMPLE columns in groups of 4 spread evenly, is searched for the
-     key that about TARGET columns of the row should pass. One pass over the row then marks those
+     key that about ``target`` columns of the row should pass. One pass over it then marks those
      that do: a bit a column, with no order between the warps, and the bits are counted.
 Exact: if more than K and at most CAP passed, the answer lies among them, as in a short row.
      Otherwise another guess is made, at most TRIES in all, and then the whole row is bisected, a
@@ -94,7 +94,17 @@ def gather_marked(
         tl.store(keys_ptr + place, sort_key(tl.load(row_ptr + column)), mask=inside)
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["num_rows", "num_columns", "num_pages", "pages_row", "scratch_row", "top"],
+    do_not_specialize_on_alignment=[
+        "count_ptr",
+        "kept_ptr",
+        "margin_ptr",
+        "nan_ptr",
+        "pages_ptr",
+        "request_ptr",
+    ],
+)
 def topk_kernel(
     scores_ptr,
     count_ptr,
@@ -115,10 +125,10 @@ def topk_kernel(
     pages_row,
     scratch_row,
     top,
+    target,
     K: tl.constexpr,
     CAP: tl.constexpr,
     SAMPLE: tl.constexpr,
-    TARGET: tl.constexpr,
     BLOCK: tl.constexpr,
     CHUNK: tl.constexpr,
     LIST: tl.constexpr,
@@ -128,7 +138,7 @@ def topk_kernel(
 ):
     """Rows p, p + programs, …; scratch_row: 2 · CAP and three times the words of a row.
 
-    TARGET: columns to pass a guess. top: the largest power of two below the words of a row.
+    target: columns to pass a guess. top: the largest power of two below the words of a row.
     CHUNK: words counted, or columns gathered, at once; LIST: ids written at once.
     STAGES: blocks of the pass over a row that are on their way at once.
     LOOKS: rows that see at most K columns are searched for NaN, else their scores are not read.
@@ -165,7 +175,7 @@ def topk_kernel(
             is_short = length <= CAP
             total = length
             if not is_short:
-                rank = tl.maximum((TARGET * SAMPLE / length.to(tl.float32)).to(tl.int32), 1)
+                rank = tl.maximum((target * SAMPLE / length.to(tl.float32)).to(tl.int32), 1)
                 tries = tl.zeros([], tl.int32)
                 while (tries < TRIES) & ((total <= K) | (total > CAP)):
                     pivot, reached = sampled_pivot(row_ptr, length, rank, SAMPLE)
