@@ -126,7 +126,7 @@ PLANS: dict[str, Plan] = {
     "finish": Plan(  # from a polished model, `--start`: the rate falls from where polish ended
         "tiny",
         32768,
-        (_mixed("finish", 1304, _LONG, _FINISH, 2),),
+        (_mixed("finish", 904, _LONG, _FINISH, 2),),
         cooldown=1.0,
         matrix_rate=3e-3,
         other_rate=4e-4,
