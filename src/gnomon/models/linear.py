@@ -22,18 +22,23 @@ from gnomon.attention.block_fp8 import GROUP, BlockFp8Weight, Fp8Rows
 from gnomon.attention.ops.fusions import linear_parts
 from gnomon.attention.ops.operators import Operators
 from gnomon.attention.ops.values import Summands
+from gnomon.models import fp8_storage
 
 Param = Tensor | BlockFp8Weight
 
 
 class SharedInput:
-    """Rows [R, K] and, once an FP8 product has read them, their codes and scales."""
+    """Rows [R, K] and, once an FP8 product has read them, their codes and scales.
 
-    __slots__ = ("_ops", "_quantised", "values")
+    ``made``: products of these rows that somebody made already, by layer.
+    """
+
+    __slots__ = ("_ops", "_quantised", "made", "values")
 
     def __init__(self, values: Tensor, ops: Operators, quantised: Fp8Rows | None = None) -> None:
         """``quantised``: where an operator gave both at once."""
         self.values = values
+        self.made: dict[Linear, Tensor] = {}
         self._ops = ops
         self._quantised = quantised
 
@@ -62,6 +67,8 @@ class Linear:
 
     def __call__(self, x: Tensor | SharedInput | Fp8Rows, ops: Operators) -> Tensor:
         """[R, N] of x [R, K], in x's dtype. Rows that are FP8 already need an FP8 weight."""
+        if isinstance(x, SharedInput) and self in x.made:
+            return x.made[self]
         if isinstance(self.weight, Tensor):
             assert not isinstance(x, Fp8Rows)
             return ops.linear(x.values if isinstance(x, SharedInput) else x, self.weight)
@@ -133,6 +140,18 @@ def exact_parts(weight: Tensor, dtype: torch.dtype) -> Tensor | None:
 def scale_kind(weight: Param) -> bool | None:
     """What rows are quantised with for ``weight``: is_power_of_two; None if they are not."""
     return weight.is_power_of_two if isinstance(weight, BlockFp8Weight) else None
+
+
+def stacked(first: Linear, second: Linear) -> Linear | None:
+    """Both as one layer whose outputs are those of the two in turn, where their FP8 weights lie so.
+
+    Nothing is copied.
+    """
+    one, other = first.weight, second.weight
+    if isinstance(one, Tensor) or isinstance(other, Tensor):
+        return None
+    both = fp8_storage.stacked(one, other)
+    return None if both is None else Linear(both)
 
 
 def fused(*layers: Linear) -> tuple[Linear, ...]:

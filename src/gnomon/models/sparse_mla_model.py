@@ -19,6 +19,7 @@ from torch import Tensor
 from gnomon.attention.block_fp8 import Fp8Rows
 from gnomon.attention.geometry import RowTensor, require_axis
 from gnomon.attention.indices import KeySet
+from gnomon.attention.ops.fusions import may_stack
 from gnomon.attention.ops.operators import Operators
 from gnomon.attention.ops.products import TORCH
 from gnomon.attention.ops.values import Summands
@@ -26,7 +27,7 @@ from gnomon.attention.step import AttentionStep
 from gnomon.models.config import ModelConfig
 from gnomon.models.feed_forward import DenseFeedForward, MixtureOfExperts
 from gnomon.models.indexer import Indexer, IndexQuery
-from gnomon.models.linear import Param, SharedInput, scale_kind, tensor
+from gnomon.models.linear import Linear, Param, SharedInput, scale_kind, stacked, tensor
 from gnomon.models.mla import LatentAttention, Query
 from gnomon.models.rotation import Rotations, rope_table
 
@@ -64,31 +65,39 @@ class Attended:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DecoderLayer:
-    """One decoder layer's weights. ``indexer`` is None where an earlier layer's keys are reused."""
+    """One decoder layer's weights. ``indexer`` is None where an earlier layer's keys are reused.
+
+    ``queries``: attention's and the indexer's product of the query latent as one, if they lie so.
+    """
 
     input_norm: Tensor  # [D]
     post_norm: Tensor  # [D]
     attention: LatentAttention
     indexer: Indexer | None
     feed_forward: DenseFeedForward | MixtureOfExperts
+    queries: Linear | None = None
 
     @classmethod
     def of(cls, params: Mapping[str, Param], layer: int, config: ModelConfig) -> DecoderLayer:
         """Take layer ``layer`` from ``params``."""
         dense = config.is_dense_layer(layer)
+        attention = LatentAttention.of(params, layer, config)
+        indexer = Indexer.of(params, layer, config) if config.has_indexer(layer) else None
         return cls(
             input_norm=tensor(params, f"layers.{layer}.input_norm.weight"),
             post_norm=tensor(params, f"layers.{layer}.post_norm.weight"),
-            attention=LatentAttention.of(params, layer, config),
-            indexer=Indexer.of(params, layer, config) if config.has_indexer(layer) else None,
+            attention=attention,
+            indexer=indexer,
             feed_forward=DenseFeedForward.of(params, f"layers.{layer}.mlp")
             if dense
             else MixtureOfExperts.of(params, layer, config),
+            queries=None if indexer is None else stacked(attention.q_b, indexer.query),
         )
 
     def prepare(self, h: SharedInput, rotations: Rotations, step: AttentionStep) -> LayerQueries:
         """Write the layer's cache entries; what it asks of attention."""
         q_latent, kv_raw = self.attention.enter(h, step)
+        self._multiply_queries(q_latent, step)
         latent = self.attention.entry(kv_raw, rotations, step)
         index, weights = None, None
         if self.indexer is not None:
@@ -97,6 +106,17 @@ class DecoderLayer:
         if self.indexer is None or turned is None:
             return LayerQueries(query, None)
         return LayerQueries(query, self.indexer.weigh(h, turned, weights, step))
+
+    def _multiply_queries(self, q_latent: SharedInput, step: AttentionStep) -> None:
+        """In a step that decodes, both kinds of queries by one product, where that may be."""
+        sparse, q_b = step.plan.sparse, self.attention.q_b
+        are_all = step.plan.graph_key is not None and sparse is not None and sparse.rows is None
+        if self.queries is None or self.indexer is None or not are_all:
+            return
+        if may_stack(step.ops):
+            both = self.queries(q_latent, step.ops)
+            q_latent.made[q_b] = both[:, : q_b.num_outputs]
+            q_latent.made[self.indexer.query] = both[:, q_b.num_outputs :]
 
     def attend(self, queries: LayerQueries, keys: KeySet | None, step: AttentionStep) -> Attended:
         """Choose keys, or take those of an earlier layer; attend them."""

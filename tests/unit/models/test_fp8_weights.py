@@ -17,7 +17,7 @@ from gnomon.models.checkpoint import read_checkpoint
 from gnomon.models.config import BlockFp8
 from gnomon.models.config_reading import read_config
 from gnomon.models.feed_forward import MixtureOfExperts
-from gnomon.models.linear import Linear, SharedInput, dequantised, fused
+from gnomon.models.linear import Linear, SharedInput, dequantised, fused, stacked
 from gnomon.models.load_plan import plan_load
 from gnomon.models.loading import load_model_params, load_planned
 from gnomon.models.params import param_specs
@@ -26,7 +26,7 @@ from gnomon.models.quantised import SCALE_SUFFIX, keeps_fp8, may_stay_fp8, quant
 from gnomon.models.random_model import random_params, random_weights
 from gnomon.models.registry import build_model
 from gnomon.models.sources import open_model, parse_model_spec
-from tests.laws.bugs.tiny import Bench, token_list
+from tests.laws.bugs.tiny import Bench, t0_spec, token_list
 from tests.unit.models.checkpoint_folders import small_shape, stored_tensors, write_folder
 from tests.unit.ops.build_step import operators
 
@@ -211,3 +211,34 @@ def test_an_opened_model_holds_codes_where_asked() -> None:
     assert isinstance(opened.gate_up, BlockFp8Weight)
     plain = open_model(source).model.layers[0].feed_forward
     assert isinstance(plain.gate_up, torch.Tensor)
+
+
+@pytest.mark.parametrize("nope_dim", ["56", "40"])
+def test_queries_of_one_input_lie_one_behind_the_other(nope_dim: str) -> None:
+    """As one weight they are the two, block by block; 48 rows a head end no block: apart."""
+    spec = t0_spec("T0", **WIDE, nope_dim=nope_dim, heads="2", index_dim="20")
+    config = parse_model_spec(spec).config
+    params, plain = (
+        random_weights(config, 0, torch.float32, has_fp8=True),
+        random_params(config, 0, torch.float32),
+    )
+    q_b, wq_b = (Linear.of(params, f"layers.0.{n}") for n in ("attn.q_b", "indexer.wq_b"))
+    for layer, name in ((q_b, "attn.q_b"), (wq_b, "indexer.wq_b")):
+        expected = plain[f"layers.0.{name}.weight"]
+        assert torch.equal(dequantised(layer.weight, torch.float32), expected)
+    both = stacked(q_b, wq_b)
+    if nope_dim == "40":
+        assert both is None
+        return
+    assert both is not None
+    expected = torch.cat([dequantised(one.weight, torch.float32) for one in (q_b, wq_b)])
+    assert torch.equal(dequantised(both.weight, torch.float32), expected)
+    assert isinstance(both.weight, BlockFp8Weight)
+    assert isinstance(q_b.weight, BlockFp8Weight)
+    assert both.weight.codes.data_ptr() == q_b.weight.codes.data_ptr()
+    assert stacked(wq_b, q_b) is None
+
+
+def test_plain_queries_stay_apart() -> None:
+    assert stacked(Linear(torch.ones(4, 4)), Linear(weight(128, 128))) is None
+    assert stacked(Linear(weight(128, 128)), Linear(weight(128, 128))) is None

@@ -171,6 +171,11 @@ def linear_parts(ops: Operators, x: Fp8Rows, weight: BlockFp8Weight) -> Tensor |
     return found
 
 
+def may_stack(ops: Operators) -> bool:
+    """Whether FP8 products of one input may be one: by kernels whose bits may hang on its width."""
+    return "linear_fp8_parts" in ops.fusions and not ops.products.is_fixed
+
+
 def moe_parts(
     ops: Operators,
     x: Fp8Rows,
