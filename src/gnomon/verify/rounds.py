@@ -2,7 +2,7 @@
 
 In:  laws, a Context; with a TimeBudget in it, minutes to spend.
 Out: a LawResult per law. Without a budget every law runs one round. With one: first each law runs
-     one round; then those that have less than LEAST_CASES cases run further ones until they have
+     one round; then those that have less than settings.least_cases cases run further ones until they have
      them; then all of them run round after round. A round that, by the laws' last ones, would not
      end in time is not begun; one in whose midst the time ends counts as far as it came.
 A law that raises has failed; a law that failed is not run again. A law that had no time for enough
@@ -21,10 +21,9 @@ from gnomon.verify.budget import TimeBudget
 from gnomon.verify.context import Context
 from gnomon.verify.law import Law
 from gnomon.verify.result import LawResult, NotRunError, OutOfTimeError, Tally
+from gnomon.verify.settings import LEAST_CASES
 
 logger = logging.getLogger(__name__)
-
-LEAST_CASES = 20
 
 RoundNotice = Callable[[int, float], None]  # (number of the round from 1, seconds left)
 
@@ -34,6 +33,7 @@ class LawRun:
     """One law's rounds so far."""
 
     law: Law
+    least_cases: int = LEAST_CASES
     tally: Tally = field(default_factory=Tally)
     rounds: int = 0  # finished ones
     seconds: float = 0.0
@@ -48,7 +48,7 @@ class LawRun:
     @property
     def is_short(self) -> bool:
         """Whether cases are missing."""
-        is_enough = self.rounds > 0 and self.tally.cases >= LEAST_CASES
+        is_enough = self.rounds > 0 and self.tally.cases >= self.least_cases
         return not self.is_settled and not is_enough
 
     def run(self, context: Context) -> None:
@@ -98,7 +98,7 @@ class LawRun:
             return self.tally.result(law.name, law.sentence, self.seconds, self.rounds)
         self.tally.note(
             f"time was up after {self.tally.cases} cases and {self.rounds} whole rounds, and "
-            f"{LEAST_CASES} cases are the least: raise --minutes, or lower --max-length or "
+            f"{self.least_cases} cases are the least: raise --minutes, or lower --max-length or "
             "--max-tokens"
         )
         return self.tally.unfinished(law.name, law.sentence, self.seconds, self.rounds)
@@ -108,7 +108,7 @@ def run_rounds(
     laws: Sequence[Law], context: Context, notice: RoundNotice | None = None
 ) -> tuple[LawResult, ...]:
     """Run the laws (module docstring)."""
-    runs = [LawRun(law) for law in laws]
+    runs = [LawRun(law, context.settings.least_cases) for law in laws]
     number = 0
     while True:
         context.begin_round(number)

@@ -18,6 +18,7 @@ from gnomon.errors import ConfigError
 
 LAWS_PER_PROMPT = 5
 LEAST_ENGINE_PROMPTS = 8
+LEAST_CASES = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +68,13 @@ class VerifySettings:
         float | None,
         Flag(
             "run the laws again and again on other prompts until so many minutes are over; every "
-            "law gets 20 cases first",
+            "law gets --least-cases first",
             least=0.01,
         ),
     ] = None
+    least_cases: A[
+        int, Flag("cases without which a law has not passed, with --minutes", least=1)
+    ] = LEAST_CASES
     seed: A[int, Flag("seed of prompts and inputs, not of random weights", least=0)] = 0
     laws: A[str | None, Flag("names of laws, with commas; not given: all")] = None
     max_tokens: A[
