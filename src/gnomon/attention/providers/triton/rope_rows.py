@@ -19,7 +19,7 @@ from gnomon.attention.providers.triton.language import padded
 ROWS = 4
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["position"])
 def rope_rows_kernel(
     cos, sin, position, cos_out, sin_out, num_rows,
     DIM: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, IS_INTERLEAVED: tl.constexpr,

@@ -33,7 +33,7 @@ def gap(last, following):
     return tl.where((last > NAN) & (following > NAN), last - following, float("inf"))
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["request"])
 def route_kernel(
     logits,
     bias,
