@@ -2,9 +2,9 @@
 
 In:  laws, a Context; with a TimeBudget in it, minutes to spend.
 Out: a LawResult per law. Without a budget every law runs one round. With one: first each law runs
-     one round; then those that have less than settings.least_cases cases run further ones until they have
-     them; then all of them run round after round. A round that, by the laws' last ones, would not
-     end in time is not begun; one in whose midst the time ends counts as far as it came.
+     one round; then those with less than `settings.least_cases` cases run further ones until they
+     have them; then all of them run round after round. A round that, by the laws' last ones, would
+     not end in time is not begun; one in whose midst the time ends counts as far as it came.
 A law that raises has failed; a law that failed is not run again. A law that had no time for enough
 cases gets the verdict "too few cases", which is no pass.
 Not here: the report (run.py), the laws (laws/).

@@ -14,7 +14,7 @@ from gnomon.verify.budget import TimeBudget
 from gnomon.verify.context import Context
 from gnomon.verify.law import Law
 from gnomon.verify.result import LawResult, NotApplicableError, Tally, Verdict
-from gnomon.verify.rounds import LEAST_CASES, run_rounds
+from gnomon.verify.rounds import run_rounds
 from gnomon.verify.run import run_laws
 from gnomon.verify.settings import IN_ROUNDS, VerifySettings
 
