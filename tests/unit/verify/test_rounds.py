@@ -16,7 +16,7 @@ from gnomon.verify.law import Law
 from gnomon.verify.result import LawResult, NotApplicableError, Tally, Verdict
 from gnomon.verify.rounds import run_rounds
 from gnomon.verify.run import run_laws
-from gnomon.verify.settings import IN_ROUNDS, VerifySettings
+from gnomon.verify.settings import IN_ROUNDS, LEAST_CASES, VerifySettings
 
 MODEL = "random:deepseek_v32,layers=2"
 
