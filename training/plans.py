@@ -142,4 +142,14 @@ PLANS: dict[str, Plan] = {
         other_rate=1.2e-3,
         index_rate=1e-3,
     ),
+    "glm_finish": Plan(  # from what "glm" made, `--start`
+        "tiny_glm",
+        32768,
+        (_mixed("finish", 696, _LONG, replace(_FINISH, glm=_GLM), 2),),
+        family="glm",
+        cooldown=1.0,
+        matrix_rate=3e-3,
+        other_rate=4e-4,
+        index_rate=4e-4,
+    ),
 }
