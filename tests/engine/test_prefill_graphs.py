@@ -22,6 +22,7 @@ from gnomon.attention.plan import plan_step
 from gnomon.attention.routes import Route
 from gnomon.attention.segment_plan import segment_bucket, segment_buckets
 from gnomon.attention.transforms import pad_rows
+from gnomon.engine import step_rules
 from gnomon.engine.assembly import Parts
 from gnomon.engine.batch import Batch
 from gnomon.engine.core import EngineCore
@@ -77,6 +78,19 @@ def test_tokens_are_those_of_eager_steps(model, layout):
     assert max(longest) > MOST, "a chunk behind a context"
     assert {route for batch in seen for route in batch.plan.routes} == {Route.SPARSE, Route.DENSE}
     assert any(batch.plan.sparse and batch.plan.dense for batch in seen), "both in one step"
+
+
+@pytest.mark.parametrize("model", [V32, GLM])
+def test_lists_of_one_width_change_no_token(model, monkeypatch):
+    """As on a GPU, where kernels are compiled for a width: also for rows that see few keys."""
+    expected = outputs(eager_core(model=model), mixed_requests())
+    of = step_rules.capabilities_of
+    monkeypatch.setattr(
+        step_rules, "capabilities_of", lambda given: replace(of(given), has_fixed_width=True)
+    )
+    for core in (captured_core(model=model), eager_core(model=model)):
+        assert core._parts.builder.rules.capabilities.has_fixed_width
+        assert outputs(core, mixed_requests()) == expected
 
 
 @pytest.mark.parametrize("flags", [{"weights": "fp8"}, {"weights": "dequantise"}])

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gnomon.attention.routes import Route
 from gnomon.engine.core import EngineCore
-from gnomon.engine.warm_up import shapes, warm_up
+from gnomon.engine.warm_up import ladder, numbers, shapes, warm_up
 from tests.engine.graph_engine import graph_core, graph_parts
 from tests.engine.tiny_engine import outputs, prompt, request
 
@@ -41,7 +43,7 @@ def test_answers_are_those_of_an_engine_without_it(flags, captured_tokens):
     assert outputs(EngineCore(parts), requests) == outputs(graph_core(**flags), requests)
 
 
-def test_every_captured_size_is_run_fresh_and_behind_a_context():
+def test_captured_steps_of_all_sizes_are_run_fresh_and_behind_a_context():
     parts = graph_parts(captured_tokens=32, max_num_batched_tokens=64)
     graphs, seen = parts.runner._prefill, []
     forward = graphs.forward
@@ -53,9 +55,31 @@ def test_every_captured_size_is_run_fresh_and_behind_a_context():
     graphs.forward = watching
     warm_up(parts, lambda *_: None)
     longest = parts.scheduler.config.max_model_len
-    for rows in (8, 16, 32):
-        assert (rows, (rows,)) in seen
-        assert (rows, (longest,)) in seen
+    topk = parts.builder.rules.dims.index_topk
+    for rows in numbers(32, 4):
+        if parts.runner._prefill.bucket_of(rows) is not None:
+            assert {(rows, (rows,)), (rows, (longest,))} <= set(seen)
+    for rows in numbers(32, 8):
+        if parts.runner._prefill.bucket_of(rows) is not None:
+            assert (rows, (rows + topk,)) in seen
+
+
+@given(st.integers(0, 10000), st.sampled_from([4, 8]))
+def test_numbers_leave_no_great_gap(most, part):
+    found = list(numbers(most, part))
+    assert all(2 <= number <= most for number in found)
+    for one, other in pairwise([*found, most + 1]):
+        assert other <= one + max(1, one // part)
+
+
+@given(
+    st.integers(0, 4096), st.integers(1, 9000), st.integers(2, 10**5), st.sampled_from([64, 2048])
+)
+def test_the_ladder_keeps_the_limits(captured, max_tokens, longest, topk):
+    for work in ladder(captured, max_tokens, longest, topk):
+        ((rows, length),) = work
+        assert 2 <= rows <= min(max_tokens, length)
+        assert length <= longest
 
 
 @pytest.mark.parametrize("most", [64, 200])

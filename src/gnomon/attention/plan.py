@@ -156,7 +156,7 @@ def plan_step(
         context = plan_context(dense.axis, dims, capabilities, budget, _page_size(geometry, group))
     scratch = [score_bytes(chunk, dims, capabilities) for chunk in scores]
     scratch += [context_bytes(chunk, dims, capabilities) for chunk in context]
-    width = min(longest, dims.index_topk or longest)
+    width = _list_width(longest, dims, capabilities)
     all_decode = (sync or sync_needs(geometry, policy)).all_decode
     return StepPlan(
         axis=axis,
@@ -180,6 +180,12 @@ def _graph_key(
 ) -> GraphKey:
     """Captured lists are as wide as any can get, so that lengths are no part of a key."""
     return GraphKey(axis.num_rows, len(routes), dims.index_topk or width)
+
+
+def _list_width(longest: int, dims: AttentionDims, capabilities: Capabilities) -> int:
+    """Of index lists; ``longest``: keys of the row that has the most."""
+    most = dims.index_topk or longest
+    return most if capabilities.has_fixed_width else min(longest, most)
 
 
 def _longest(axis: RowAxis) -> int:

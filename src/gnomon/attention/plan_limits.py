@@ -41,6 +41,7 @@ class Capabilities:
     holds_paged_keys: a paged chunk gathers keys for each row, fp32 [rows, keys, dim].
     holds_dense_scores: dense attention holds fp32 [rows, heads, keys].
     max_paged_rows: spans with at most so many rows to score are batched with other requests.
+    has_fixed_width: index lists are as wide as any can get, since kernels are compiled for a width.
     """
 
     has_dense: bool = True
@@ -48,3 +49,4 @@ class Capabilities:
     holds_paged_keys: bool = True
     holds_dense_scores: bool = True
     max_paged_rows: int = 8
+    has_fixed_width: bool = False

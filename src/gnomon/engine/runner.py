@@ -107,9 +107,9 @@ class Runner:
         return operators_for(plan, self._ops, self._decode_ops)
 
     @property
-    def captured_rows(self) -> Sequence[int]:
-        """Rows of the prefill steps that are captured, ascending."""
-        return () if self._prefill is None else self._prefill.rules.buckets
+    def most_captured(self) -> int:
+        """Rows of the largest prefill step that is captured."""
+        return 0 if self._prefill is None else self._prefill.rules.buckets[-1]
 
     def captures(self, batch: Batch) -> bool:
         """Whether graphs take the step, if nobody listens or checks."""

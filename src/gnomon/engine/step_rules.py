@@ -113,4 +113,5 @@ def capabilities_of(choices: Sequence[Choice]) -> Capabilities:
         holds_head_scores=bool(held & {"index_scores", "index_scores_paged"}),
         holds_paged_keys="index_scores_paged" in held,
         holds_dense_scores="dense_mha" in held,
+        has_fixed_width="topk" not in held,
     )

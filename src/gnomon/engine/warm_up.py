@@ -12,7 +12,7 @@ Not here: captured parts (their capture is their warm-up).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -36,6 +36,7 @@ logger = logging.getLogger(__name__)
 
 MIB = 2**20
 MATES = 8  # requests of a step with several
+FINE_ROWS = 2048  # from here on any number of rows fills a GPU
 Work = list[tuple[int, int]]  # (rows, tokens in the cache once they have run) of each request
 NAME = "warm-up"
 
@@ -43,7 +44,7 @@ NAME = "warm-up"
 def shapes(
     max_tokens: int, max_seqs: int, max_len: int, pages: tuple[int, int], topk: int = 0
 ) -> list[Work]:
-    """Steps that between them take every way: a fresh prompt, a long one's end, both with decode.
+    """Steps that between them take every way: a fresh prompt, a long one's end, each with decode.
 
     `pages`: how many there are, and the tokens of each; no step needs more. `topk`: the longest
     prompt that may be attended densely, where that is less than a step holds.
@@ -54,23 +55,38 @@ def shapes(
     num_mates = max(1, min(max_seqs, max_tokens, num_pages, MATES))
     share = min(max_len, num_pages // num_mates * page_size)
     rest = max(1, min(max_tokens - num_mates + 1, share))
-    dense = [[(topk, topk)]] if 0 < topk < fresh else []
+    mates = [(1, share)] * (num_mates - 1)
+    part = min(topk, rest)
+    dense = [[(part, part), *mates]] if topk else []
+    dense += [[(topk, topk)]] if 0 < topk < fresh else []
     return [
         *dense,
         [(fresh, fresh)],
         [(fresh, longest)],
         [(1, share)] * num_mates,
-        [(rest, share)] + [(1, share)] * (num_mates - 1),
+        [(rest, share), *mates],
     ]
 
 
-def captured_shapes(buckets: Sequence[int], longest: int) -> list[Work]:
-    """For each size of a captured step a fresh prompt, and the end of the longest one.
+def ladder(most_captured: int, max_tokens: int, longest: int, topk: int) -> list[Work]:
+    """A request of ever more rows: fresh, of few rows behind all that fits, and behind ``topk``.
 
-    What attends between the captured parts has kernels for few and for many rows.
+    Kernels differ by the rows that they have; for the last ones, by how well those fill the GPU,
+    so that each number is at most an eighth above the one before.
     """
-    fitting = [rows for rows in buckets if rows <= longest]
-    return [[(rows, length)] for rows in fitting for length in (rows, longest)]
+    most = min(max_tokens, longest)
+    works = [[(rows, rows)] for rows in numbers(most, 4)]
+    works += [[(rows, longest)] for rows in numbers(min(most, most_captured), 4)]
+    works += [[(rows, min(longest, rows + topk))] for rows in numbers(min(most, FINE_ROWS), 8)]
+    return works
+
+
+def numbers(most: int, part: int) -> Iterator[int]:
+    """2, ... up to ``most``, each larger by a ``part``-th of the one before, by one at least."""
+    number = 2
+    while number <= most:
+        yield number
+        number += max(1, number // part)
 
 
 def warm_up(parts: Parts, progress: Callable[[str, int, int], None]) -> None:
@@ -87,7 +103,8 @@ def warm_up(parts: Parts, progress: Callable[[str, int, int], None]) -> None:
     before = torch.cuda.memory_allocated() if is_gpu else 0
     longest = min(limits.max_model_len, pages.num_spans * pages.span_tokens)
     both_ways = len(works)
-    works += captured_shapes(parts.runner.captured_rows, longest)
+    most, topk = parts.runner.most_captured, rules.dims.index_topk
+    works += ladder(most, limits.max_num_batched_tokens, longest, topk)
     batches = [_batch(rules, work, pages.groups) for work in works]
 
     def run_all(tell: Callable[[str, int, int], None]) -> None:

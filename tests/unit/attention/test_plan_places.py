@@ -33,6 +33,8 @@ def test_index_lists_are_as_wide_as_the_longest_row_sees_and_at_most_topk() -> N
         geometry = build_geometry([1], [kv_len], {"tokens": [[1, 2, 3]]}, 16)
         dims = replace(DIMS, index_topk=topk)
         assert plan_step(geometry, dims, policy=NEVER).index_width == width
+        fixed = plan_step(geometry, dims, Capabilities(has_fixed_width=True), policy=NEVER)
+        assert fixed.index_width == topk
     without = AttentionDims(2, 8, 4, 2, 4)
     geometry = build_geometry([1, 2], [9, 40], {"tokens": [[1], [2, 3, 4]]}, 16)
     plan = plan_step(geometry, without, policy=NEVER)

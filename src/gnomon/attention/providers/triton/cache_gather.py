@@ -34,7 +34,7 @@ def slots_of(pages, start, entry, PAGE: tl.constexpr, is_there):
     return page * PAGE + position % PAGE
 
 
-@triton.jit(do_not_specialize=["start", "length"])
+@triton.jit(do_not_specialize=["start", "length"], do_not_specialize_on_alignment=["pages"])
 def gather_plain_kernel(
     pool,
     pages,
@@ -57,7 +57,7 @@ def gather_plain_kernel(
     tl.store(out + at, value, mask=is_there)
 
 
-@triton.jit(do_not_specialize=["start", "length"])
+@triton.jit(do_not_specialize=["start", "length"], do_not_specialize_on_alignment=["pages"])
 def gather_latent_kernel(
     pool,
     pages,
@@ -95,7 +95,7 @@ def gather_latent_kernel(
         tl.store(place, round_to(rope, out.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["start", "length"])
+@triton.jit(do_not_specialize=["start", "length"], do_not_specialize_on_alignment=["pages"])
 def gather_index_keys_kernel(
     pool,
     pages,

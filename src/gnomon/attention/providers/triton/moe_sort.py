@@ -166,8 +166,9 @@ def sort_by_expert(expert_ids: Tensor, num_experts: int, block: int) -> ExpertBl
     ids = expert_ids.contiguous()
     num_pairs, device = ids.numel(), ids.device
     most = most_blocks(num_pairs, num_experts, block)
-    buffer = torch.empty(most * block + most + 1, dtype=torch.int32, device=device)
-    pairs, expert, num_blocks = buffer.split([most * block, most, 1])
+    aligned = -(-most // 4) * 4  # kernels are compiled apart for addresses that are not
+    buffer = torch.empty(most * block + aligned + 1, dtype=torch.int32, device=device)
+    pairs, expert, num_blocks = buffer.split([most * block, aligned, 1])
     width = padded(num_experts, 16)
     if num_pairs <= FEW_PAIRS:
         chunk = min(padded(num_pairs, 32), CHUNK)
