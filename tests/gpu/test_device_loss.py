@@ -27,6 +27,7 @@ def test_a_fault_on_the_device_ends_the_engine_process_alone(tmp_path, is_record
         model="random:deepseek_v32,layers=2",
         device="cuda",
         num_kv_pages=64,
+        gpu_memory_utilization=1.0,  # other tests hold some of the device
         max_num_seqs=4,
         record=str(folder) if is_recorded else None,
     )

@@ -85,17 +85,19 @@ class CacheTape:
         if not self._names:
             raise GnomonError(f"{part[0]} were written before a step told its requests")
         request, position = axis.host_rows()
-        passed = values
+        here = values.detach().cpu()  # one wait for a device, not one for each request
+        passed: Tensor | None = None
         for number in sorted(set(request[request >= 0].tolist())):
             rows = torch.from_numpy((request == number).nonzero()[0])
             places = torch.from_numpy(position[request == number]).long()
             name = self._names[number]
             kept = self._seen.setdefault((name, part), (layout, []))[1]
-            kept.append((places, values[rows.to(values.device)].detach().float().cpu()))
+            kept.append((places, here[rows].float()))
             given = self._replayed.get(name, {}).get(part)
             if given is not None:
-                passed = _replaced(passed, rows, places, given.values)
-        return passed
+                passed = here.clone() if passed is None else passed
+                _replace(passed, rows, places, given.values)
+        return values if passed is None else passed.to(values.device)
 
     def of(self, name: str, num_rows: int) -> dict[Part, PartValues]:
         """All parts of a request, over its first positions."""
@@ -140,14 +142,12 @@ class TapeOfRanks(CacheTape):
         return found
 
 
-def _replaced(values: Tensor, rows: Tensor, places: Tensor, given: Tensor) -> Tensor:
-    """`values` with the given ones, of `places`, at `rows`; its own where none are given."""
+def _replace(values: Tensor, rows: Tensor, places: Tensor, given: Tensor) -> None:
+    """Put the given values, of `places`, at `rows`; a row for which none are given stays."""
     known = places < len(given)
     chosen = given[places[known]]
     is_seen = ~chosen.flatten(1).isnan().any(1)
-    changed = values.clone()
-    changed[rows[known][is_seen].to(values.device)] = chosen[is_seen].to(values)
-    return changed
+    values[rows[known][is_seen]] = chosen[is_seen].to(values)
 
 
 def _by_position(kept: Sequence[tuple[Tensor, Tensor]], num_rows: int) -> Tensor:

@@ -59,18 +59,20 @@ class KnownChoices:
 
     def _chosen(self, given: Choices, layer: int, axis: RowAxis, own: Tensor) -> Tensor:
         parts = [given.get((layer, self._names[span.request])) for span in axis.spans]
-        width = max([own.shape[1], *(part.shape[1] for part in parts if part is not None)])
         if all(part is None for part in parts):
             return own
-        chosen = torch.nn.functional.pad(own, (0, width - own.shape[1]), value=-1)
+        width = max([own.shape[1], *(part.shape[1] for part in parts if part is not None)])
+        here = own.cpu()  # one wait for a device, not one for each request
+        chosen = torch.nn.functional.pad(here, (0, width - here.shape[1]), value=-1)
+        position = torch.from_numpy(axis.host_rows()[1]).long()
         for span, part in zip(axis.spans, parts, strict=True):
             if part is None:
                 continue
-            position = axis.position[span.start : span.stop].long()
-            known = (position < len(part)).nonzero()[:, 0]
-            wanted = part.to(own.device)[position[known]].to(own.dtype)
+            places = position[span.start : span.stop]
+            known = (places < len(part)).nonzero()[:, 0]
+            wanted = part[places[known]].to(own.dtype)
             is_told = (wanted >= 0).any(-1)
             rows = span.start + known[is_told]
             chosen[rows] = -1
             chosen[rows, : part.shape[1]] = wanted[is_told]
-        return chosen
+        return chosen.to(own.device)

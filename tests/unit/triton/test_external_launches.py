@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from gnomon.attention.layouts.index_k_132 import Fp8IndexKeyLayout
+from tests.unit.triton.launch_keys import watching
 
 _before = os.environ.get("TRITON_INTERPRET")
 os.environ["TRITON_INTERPRET"] = "1"
@@ -140,3 +141,15 @@ def test_page_tables_by_row_reach_as_far_as_rows_do() -> None:
     for row, (owner, length) in enumerate(zip(request.tolist(), count.tolist(), strict=True)):
         reach = -(-length // 64)
         assert torch.equal(found[row, :reach], pages[owner, :reach])
+
+
+def test_forms_do_not_hang_on_the_size_of_a_step() -> None:
+    """One kernel of each, however many rows a step has and however long its requests are."""
+    with watching() as seen:
+        for rows, width in ((1, 1), (2, 16), (3, 17), (16, 32), (40, 33)):
+            count = torch.ones(rows, dtype=torch.int32)
+            launches.pages_of_rows(torch.zeros(2, width, dtype=torch.int32), count, count, 64)
+            launches.hide_tails(torch.zeros(rows, 64 * width), count)
+            lse = torch.zeros(16, rows).T  # as FA3 gives it
+            launches.clear_blind(torch.zeros(rows, 16, 128, dtype=torch.bfloat16), lse, count)
+    assert sorted(name for name, _ in seen) == ["_clear", "_hide", "_tables"]

@@ -148,7 +148,7 @@ def packed_lists(slots: Tensor, held_width: int) -> Tensor:
     return lists
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["width", "ROW"], do_not_specialize_on_alignment=["count"])
 def _hide(scores, count, width, ROW, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * BLOCK
@@ -167,7 +167,7 @@ def hide_tails(scores: Tensor, count: Tensor) -> Tensor:
     return scores
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["LSE_ROW", "LSE_HEAD"])
 def _clear(out, lse, visible, OUT_ROW, LSE_ROW, LSE_HEAD, H: tl.constexpr, HP: tl.constexpr,
            WIDTH: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -188,7 +188,10 @@ def clear_blind(out: Tensor, lse: Tensor, visible: Tensor) -> None:
     )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["P_ROW", "WIDTH"],  # as wide as the longest request of a step
+    do_not_specialize_on_alignment=["pages", "request", "count"],
+)
 def _tables(pages, request, count, tables, P_ROW, WIDTH, PAGE: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * BLOCK
