@@ -6,7 +6,7 @@ Out: lines "shape operator  median µs  p10 p90  ratio  same sets": ratio = the 
 How: ours gives sorted ids (and, as "with slots", their slots); vLLM's give the ids in any order. A
      captured call each, eager where it cannot be captured; cold L2; they take turns
      (gnomon.bench.timing). A peer that fails prints why, and the others go on.
-Usage: PYTHONPATH=src python bench/topk_peers.py --peers .anchors_topk [--json FILE]
+Usage: PYTHONPATH=src python bench/topk_peers.py --peers .anchors_topk [--json FILE] [--first 3]
 """
 
 from __future__ import annotations
@@ -100,10 +100,10 @@ def our_calls(scores: Tensor, count: Tensor) -> dict[str, Call]:
     }
 
 
-def compile_ours() -> None:
+def compile_ours(shapes: tuple[tuple[int, int], ...]) -> None:
     """Every form that the shapes need, in threads."""
     with ThreadPoolExecutor(8) as pool:
-        for num_rows, num_keys in SHAPES:
+        for num_rows, num_keys in shapes:
             scores = torch.zeros(num_rows, num_keys, device="cuda")
             count = torch.zeros(num_rows, dtype=torch.int32, device="cuda")
             for call in our_calls(scores, count).values():
@@ -160,14 +160,16 @@ def main() -> None:
     parser.add_argument("--peers", type=Path, required=True)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--first", type=int, default=len(SHAPES), help="so many shapes")
     given = parser.parse_args()
     begin = time.time()
     has_peers = load(given.peers)
     print(f"loaded: {time.time() - begin:.0f} s", flush=True)
-    compile_ours()
+    shapes = SHAPES[: given.first]
+    compile_ours(shapes)
     print(f"compiled: {time.time() - begin:.0f} s", flush=True)
     rows: list[dict[str, Any]] = []
-    for shape in SHAPES:
+    for shape in shapes:
         try:
             rows += cell(*shape, has_peers, given.runs)
         except Exception as error:  # e.g. a peer's fault left for the next synchronisation
