@@ -220,17 +220,18 @@ def dense_truth(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: float) 
 
 
 @pytest.mark.parametrize(("dtype", "near"), [(BF16, 2.0**-9), (F16, 2.0**-11), (F32, 2e-6)])
-def test_dense_heads_of_192_and_128(dtype: torch.dtype, near: float) -> None:
+@pytest.mark.parametrize(("width", "value_width"), [(192, 128), (256, 256)])  # V3.2, GLM-5
+def test_dense_heads(width: int, value_width: int, dtype: torch.dtype, near: float) -> None:
     (attention,) = modules("attention")
     generator = Generator("cuda").manual_seed(5)
-    q, k = (torch.randn(n, 3, 192, generator=generator, device="cuda") for n in (700, 1500))
-    v = torch.randn(1500, 3, 128, generator=generator, device="cuda").to(dtype)
+    q, k = (torch.randn(n, 3, width, generator=generator, device="cuda") for n in (700, 1500))
+    v = torch.randn(1500, 3, value_width, generator=generator, device="cuda").to(dtype)
     q, k = q.to(dtype), k.to(dtype)
     gaps = torch.randint(0, 1501, (700,), generator=generator, device="cuda", dtype=torch.int32)
     causal = torch.arange(801, 1501, dtype=torch.int32, device="cuda")
     for visible in (causal, gaps.masked_fill(gaps % 5 == 0, 0)):
-        found = attention.KERNELS["dense_mha"](q, k, v, visible, 192**-0.5)
-        agree(found, dense_truth(q, k, v, visible, 192**-0.5), near)
+        found = attention.KERNELS["dense_mha"](q, k, v, visible, width**-0.5)
+        agree(found, dense_truth(q, k, v, visible, width**-0.5), near)
         rows = slice(333, 500)
-        part = attention.KERNELS["dense_mha"](q[rows], k, v, visible[rows], 192**-0.5)
+        part = attention.KERNELS["dense_mha"](q[rows], k, v, visible[rows], width**-0.5)
         assert torch.equal(part[0], found[0][rows])

@@ -201,7 +201,7 @@ def test_other_layouts_are_refused_by_name() -> None:
         attention.KERNELS["sparse_mla"](q, q[..., :0], pool, slots, count, 1.0)
 
 
-@pytest.mark.parametrize("dims", [(24, 16), (48, 40), (96, 64), (192, 128), (20, 12)])
+@pytest.mark.parametrize("dims", [(24, 16), (48, 40), (96, 64), (192, 128), (256, 256), (20, 12)])
 def test_dense_heads_of_any_width(dims: tuple[int, int]) -> None:
     generator = Generator().manual_seed(3)
     width, value_width = dims

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from gnomon.attention.providers.triton.attention_dense import choose_dense_tile, cut
 from gnomon.attention.providers.triton.attention_tiles import (
     FEW_HEADS,
     FEW_HEADS_DECODE,
@@ -30,6 +31,8 @@ LISTS = {
 }
 SHAPE = {"q_column": 1, "rope_column": 1, "slots_column": 1, "DC": 512, "DR": 64}
 SHAPE |= {"DCP": 512, "DRP": 64, "PAGE": 0, "SPLIT_KEYS": 0}
+V32, GLM = (192, 128), (256, 256)  # a head's width in keys (nope and rope) and in values
+POINTERS = {torch.bfloat16: "*bf16", torch.float32: "*fp32"}
 STRIDES = ("q_row", "q_head", "rope_row", "rope_head", "slots_row", "page_stride")
 
 
@@ -50,22 +53,30 @@ def lists(tile: ListTile, is_packed: bool, is_split: bool, arch: int = 90) -> Bu
     return Build(module, "attend_lists", signature, constants, options, arch, aligned)
 
 
-def dense(tile: tuple[int, int, int, int], dtype: str = "*bf16", arch: int = 90) -> Build:
-    """attend_dense for heads of 192 and 128 with a tile (rows, keys, warps, stages)."""
-    rows, keys, num_warps, num_stages = tile
-    constants = {"q_column": 1, "k_column": 1, "v_column": 1, "H": 128, "D": 192, "DV": 128}
-    constants |= {"DA": 128, "DB": 64, "DVP": 128, "BM": rows, "BN": keys, "STAGES": num_stages}
+def dense(widths: tuple[int, int], dtype: torch.dtype = torch.bfloat16, arch: int = 90) -> Build:
+    """attend_dense for heads of these widths (key, value) with the tile that they are given."""
+    tile = choose_dense_tile(*widths, dtype, arch == 90)
+    first, rest = cut(widths[0])
+    constants = {"q_column": 1, "k_column": 1, "v_column": 1, "H": 64, "D": widths[0]}
+    constants |= {"DV": widths[1], "DVP": widths[1], "DA": first, "DB": rest}
+    constants |= {"BM": tile.rows, "BN": tile.keys, "STAGES": tile.num_stages}
     strides = ("q_row", "q_head", "k_row", "k_head", "v_row", "v_head")
     signature = {
-        **dict.fromkeys("qkv", dtype),
-        **{"visible": "*i32", "out": dtype, "lse": "*fp32", "scale": "fp32", "num_rows": "i32"},
+        **dict.fromkeys("qkv", POINTERS[dtype]),
+        **{
+            "visible": "*i32",
+            "out": POINTERS[dtype],
+            "lse": "*fp32",
+            "scale": "fp32",
+            "num_rows": "i32",
+        },
         **{"q_row": "i32", "q_head": "i32", "q_column": "i32"},
         **{"k_row": "i32", "k_head": "i32", "k_column": "i32"},
         **{"v_row": "i32", "v_head": "i32", "v_column": "i32"},
         **dict.fromkeys(constants, "constexpr"),
     }
     aligned = (*"qkv", "visible", "out", "lse", *strides)
-    options = {"num_warps": num_warps, "num_stages": num_stages}
+    options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
     module = f"{PACKAGE}.attention_dense"
     return Build(module, "attend_dense", signature, constants, options, arch, aligned)
 
@@ -81,10 +92,10 @@ SPARSE = [
     lists(MANY_HEADS_FEW_ROWS, is_packed=True, is_split=True),
     lists(FEW_HEADS_DECODE, is_packed=False, is_split=True),
 ]
-DENSE = [dense((128, 64, 8, 3))]
+DENSE = [dense(V32), dense(GLM), dense(V32, torch.float32), dense(GLM, torch.float32)]
 OLD = choose_tile(128, 512, torch.bfloat16, True, is_hopper=False)
 OTHERS = [lists(OLD, is_packed=True, is_split=True, arch=arch) for arch in (80, 89, 120)]
-OTHERS += [dense((64, 32, 4, 2), arch=80)]
+OTHERS += [dense(V32, arch=80), *(dense(GLM, arch=arch) for arch in (80, 89, 120))]
 
 
 @pytest.fixture(scope="module")

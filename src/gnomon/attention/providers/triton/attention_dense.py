@@ -137,12 +137,15 @@ def choose_dense_tile(
 ) -> DenseTile:
     """The tile for heads of these widths. It hangs on nothing else: neither do a row's bits."""
     if dtype == torch.float32:
-        return DenseTile(32, 16, 4, 1)  # IEEE products do without tensor cores
-    if not on_hopper:
-        return DenseTile(64, 32, 4, 2)
-    if max(padded(width), padded(value_width)) <= 256:
-        return DenseTile(128, 64, 8, 3)
-    return DenseTile(64, 32, 8, 2)
+        # IEEE products do without tensor cores: all of a tile is in registers.
+        return DenseTile(32 if value_width <= 128 else 16, 16, 4, 1)
+    if not on_hopper:  # at most 99 KB of shared memory; values of 256 fill 128 threads' registers
+        return DenseTile(64, 32, 4 if value_width <= 128 else 8, 2)
+    if max(padded(width), padded(value_width)) > 256:
+        return DenseTile(64, 32, 8, 2)
+    if value_width > 128:  # as many keys as 64 x 3 would take 256 KB
+        return DenseTile(128, 32, 8, 3)
+    return DenseTile(128, 64, 8, 3)
 
 
 def cut(width: int) -> tuple[int, int]:
