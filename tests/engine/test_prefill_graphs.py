@@ -13,14 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 
 from gnomon.attention.geometry import RowTensor, build_geometry
 from gnomon.attention.plan import plan_step
 from gnomon.attention.routes import Route
-from gnomon.attention.segment_plan import segment_bucket, segment_buckets
 from gnomon.attention.transforms import pad_rows
 from gnomon.engine import step_rules
 from gnomon.engine.assembly import Parts
@@ -287,22 +284,3 @@ def test_a_step_that_would_be_mostly_padding_or_is_too_long_runs_eagerly():
         graphs.forward(batch, parts.runner.operators(batch.plan))
     with pytest.raises(GeometryError, match="cannot hold 40 rows"):
         graphs.buffers.refresh(batch, 32)
-
-
-@given(st.integers(0, 5000), st.sampled_from([1, 16, 48]), st.integers(1, 6000))
-def test_buckets(most, multiple, num_rows):
-    buckets = segment_buckets(most, multiple)
-    assert list(buckets) == sorted(set(buckets))
-    assert all(rows % multiple == 0 and 0 < rows <= most for rows in buckets)
-    bucket = segment_bucket(num_rows, buckets)
-    if bucket is None:
-        assert all(rows < num_rows or rows > 2 * num_rows for rows in buckets)
-    else:
-        assert num_rows <= bucket <= 2 * num_rows
-
-
-def test_buckets_are_few_and_none_leaves_a_gap():
-    buckets = segment_buckets(1024)
-    assert len(buckets) < 12
-    assert all(segment_bucket(rows, buckets) for rows in range(4, 1025))
-    assert segment_buckets(0) == segment_buckets(7, 16) == ()
