@@ -1,7 +1,7 @@
 """The model card: measure, and write what was measured: `python -m training.card --to FOLDER`.
 
-In:  the exported folder, the checkpoint it came from (for the MTP layer, which gnomon does not run
-     yet), the text of `card.md`, or of `card_glm.md`, with places for numbers.
+In:  the exported folder, the checkpoint it came from (for its steps and minutes), the text of
+     `card.md`, or of `card_glm.md`, with places for numbers.
 Out: MODEL_CARD.md in the folder. Its last block is JSON: files, hash, scores with the number of
      prompts of each; a test reads it and measures a small sample anew.
 `--measure FILE` takes half an hour on a CPU core; without it the card's present numbers stay.
@@ -20,12 +20,11 @@ from typing import Any, get_args
 
 import torch
 
-from training import checkpoint
+from training import start
 from training.data.writing import Family
 from training.measure import exact
 from training.model import Model
 from training.parameters import initial_parameters
-from training.plans import PLANS
 from training.selection import Choice
 from training.served import (
     FAULTS_OF,
@@ -36,7 +35,7 @@ from training.served import (
     sums_share,
     tool_share,
 )
-from training.shapes import CONFIGS, Shape
+from training.shapes import Shape
 
 FAMILIES: tuple[Family, ...] = get_args(Family)
 LENGTHS = (512, 1024, 2048, 4096)
@@ -89,17 +88,16 @@ def served_scores(folder: Path, count: int, scores: Scores) -> None:
     scores.note("eval needle, dense", 160, partial(eval_share, llm))
 
 
-def mtp_scores(source: Path, count: int, scores: Scores) -> None:
+def mtp_scores(folder: Path, count: int, scores: Scores) -> None:
     """How often the MTP layer's first draft, teacher-forced, is what the model says next."""
-    place = json.loads((source / "progress.json").read_text(encoding="utf-8"))
-    plan = PLANS[place["plan"]]
-    shape = Shape.of(CONFIGS[plan.shape])
+    family = family_of(folder)
+    shape = Shape.of(json.loads((folder / "config.json").read_text(encoding="utf-8")))
     params = initial_parameters(shape, 0, "cpu")
-    checkpoint.load(source, params, None)
+    start.fill(params, folder)
     model = Model(shape, "cpu", torch.float32)
     sizes = {"needle": (count, 4, 512), "sums": (4 * count, 32, 64), "tools": (count, 2, 1024)}
     for kind, size in sizes.items():
-        take = partial(exact, model, params, kind, Choice.EXACT, size, plan.family)
+        take = partial(exact, model, params, kind, Choice.EXACT, size, family)
         scores.note(f"mtp {kind}", size[0], lambda take=take: take()[1])
 
 
@@ -137,16 +135,21 @@ def main() -> None:
     parser.add_argument("--to", dest="folder", type=Path, required=True)
     parser.add_argument("--measure", type=Path, help="file for the scores, to take up if cut off")
     parser.add_argument("--count", type=int, default=200)
+    parser.add_argument(
+        "--earlier", nargs=2, type=float, default=(0, 0), metavar=("STEPS", "MINUTES"),
+        help="of the run that made the model which this one started from",
+    )  # fmt: skip
     args = parser.parse_args()
     if args.measure:
         found = Scores(args.measure)
         served_scores(args.folder, args.count, found)
-        mtp_scores(args.source, 32, found)
+        mtp_scores(args.folder, 32, found)
         scores = found.values
     else:
         scores = read_card(args.folder)["scores"]
     place = json.loads((args.source / "progress.json").read_text(encoding="utf-8"))
-    write_card(args.folder, scores, place["minutes"], place["step"])
+    steps, minutes = args.earlier
+    write_card(args.folder, scores, place["minutes"] + minutes, place["step"] + int(steps))
 
 
 if __name__ == "__main__":

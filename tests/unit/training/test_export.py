@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 from gnomon.models.sources import open_model
 from training import checkpoint, start
+from training.average import average
 from training.export import write_folder
 from training.model import Model
 from training.muon import Optimiser, Rates
@@ -118,3 +119,32 @@ def test_starting_from_a_model_of_another_shape_is_refused(tmp_path: Path) -> No
     fewer = Shape.of({**small("tiny"), "num_hidden_layers": 5})
     with pytest.raises(ValueError, match=r"layers\.5"):
         start.fill(initial_parameters(fewer, 0, "cpu"), tmp_path)
+
+
+def test_the_average_of_two_models_is_their_mean_and_of_one_itself(tmp_path: Path) -> None:
+    shape = Shape.of(small("tenth"))
+    both = [initial_parameters(shape, seed, "cpu") for seed in (1, 2)]
+    for name, params in zip("ab", both, strict=True):
+        write_folder(tmp_path / name, small("tenth"), params)
+    average([tmp_path / "a"], tmp_path / "same")
+    for path in (tmp_path / "a").iterdir():
+        if path.suffix == ".json":
+            assert (tmp_path / "same" / path.name).read_bytes() == path.read_bytes()
+    average([tmp_path / "a", tmp_path / "b"], tmp_path / "mean")
+    a, b, same, mean = (
+        load_file(tmp_path / name / "model.safetensors") for name in ("a", "b", "same", "mean")
+    )
+    assert a.keys() == same.keys() == mean.keys()
+    assert all(a[name].equal(same[name]) for name in a)
+    for name, value in mean.items():
+        exact = (a[name].double() + b[name].double()) / 2
+        assert (value.double() - exact).abs().max() <= exact.abs().max() * 2**-8
+        assert value.dtype == a[name].dtype
+
+
+def test_models_of_different_shapes_have_no_average(tmp_path: Path) -> None:
+    for name, hidden in (("a", 64), ("b", 96)):
+        config = {**small("tenth"), "hidden_size": hidden}
+        write_folder(tmp_path / name, config, initial_parameters(Shape.of(config), 0, "cpu"))
+    with pytest.raises(ValueError, match="one shape"):
+        average([tmp_path / "a", tmp_path / "b"], tmp_path / "c")

@@ -25,6 +25,8 @@ TINY = str(files("gnomon") / "assets" / "tiny")
 GRID = NeedleSettings(lengths="512,1024", depths=8, keys=4, samples=3)  # 48 questions
 ASK = AskSettings(question_seed=11, answer_tokens=10)
 
+LONG = NeedleSettings(lengths="4096", depths=10, keys=10, samples=1)  # one text, 10 questions
+
 Measure = Callable[..., NeedleResult]
 
 
@@ -68,6 +70,12 @@ def test_one_key_a_row_shows(measure: Measure, sound: NeedleResult) -> None:
 def test_sparse_is_dense_for_the_answers(measure: Measure, sound: NeedleResult) -> None:
     dense = measure(index_topk=4096)
     assert abs(dense.score.num_correct - sound.score.num_correct) <= 1
+
+
+@pytest.mark.parametrize("topk", [64, 8192])
+def test_long_texts_are_read_by_lists_and_densely(topk: int) -> None:
+    respondent = EngineRespondent(tiny(index_topk=topk), ASK)
+    assert run_needle(respondent, LONG, ASK, unheard).score.num_correct >= 9
 
 
 def test_sums_are_right() -> None:
