@@ -14,6 +14,8 @@ from __future__ import annotations
 import argparse
 import json
 import lzma
+import shlex
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -175,7 +177,8 @@ def main() -> None:
         except Exception as error:  # e.g. a peer's fault left for the next synchronisation
             print(f"topk {shape}: {type(error).__name__}: {str(error)[:300]}", flush=True)
         if given.json is not None:
-            found = {"run": describe_run(DEVICE), "k": K, "cells": rows}
+            run = describe_run(DEVICE) | {"command": shlex.join(["python", *sys.argv])}
+            found = {"run": run, "k": K, "cells": rows}
             given.json.write_text(json.dumps(found, indent=1) + "\n")
     print(f"{time.time() - begin:.0f} s", flush=True)
 
