@@ -17,7 +17,7 @@ from gnomon.attention.dispatch import Choice, OpNeed, Provider, Ranking, choose
 from gnomon.attention.ops.attend import values_of
 
 Kernel = Callable[..., Any]
-OPERATORS_BY_ROWS = ("sparse_mla", "linear_fp8")
+OPERATORS_BY_ROWS = ("sparse_mla", "dense_mha", "linear_fp8")
 
 
 @dataclass(frozen=True, slots=True)

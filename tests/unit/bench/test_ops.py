@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from gnomon.attention.dispatch import KernelSet, OpNeed, Requirement
+from gnomon.attention.layouts.fp8_ds_mla_656 import Fp8LatentLayout
 from gnomon.attention.providers import torch as torch_provider
 from gnomon.attention.spec import SPECS
 from gnomon.bench import op_inputs, report
@@ -99,3 +100,10 @@ def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ConfigError, match=r"--only: nothing is called 'nope'.*rms_norm"):
         _chosen([NORM], "nope", "only", lambda cell: cell.name)
     assert _chosen([NORM], "", "only", lambda cell: cell.name) == (NORM,)
+
+
+def test_a_gather_writes_values_wider_than_the_codes_that_it_reads():
+    layout = Fp8LatentLayout(512, 64)
+    pool = layout.allocate(2, 64)
+    arguments = (pool, torch.tensor([1]), 0, 64)
+    assert SPECS["context_gather"].min_bytes(arguments) == 64 * (656 + 2 * 576)

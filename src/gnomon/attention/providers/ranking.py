@@ -40,6 +40,7 @@ _COMPILED = "DeepGEMM compiles for seconds at each new class of shapes; it can b
 _PRODUCTS = (
     "1.5 times as fast on an H200 (bench/tune_moe.py), blocks of 4096 rows, one compiled kernel"
 )
+_MANY = "FA3's adapter makes a dozen launches a call; it can be forced"
 _TUNED = "fastest on an H200 (bench/tune_attention.py)"
 _H200 = "fastest on an H200 (docs/results/h200_ops.json)"
 
@@ -71,6 +72,8 @@ MEASURED: tuple[Measured, ...] = (
     *_by_rows(_FP8, 16, {1: _TRITON, 16: _TRITON, 64: _FLASHMLA, 128: _FLASHMLA}),
     *_by_rows(_FP8, 64, {1: _TRITON, 16: _TRITON, 64: _FLASHMLA, 128: _FLASHMLA}),
     *_by_rows(_FP8, 128, {1: _TRITON, 16: _FLASHMLA, 64: _FLASHMLA, 128: _FLASHMLA}),
+    Measured("dense_mha", "prefill", None, 128, ("triton", "fa3"), _MANY, num_rows=1024),
+    Measured("dense_mha", "prefill", None, 128, ("fa3", "triton"), _H200, num_rows=4096),
     Measured("index_scores", "prefill", _INDEX, 64, ("deepgemm", "triton"), _H200),
     Measured("index_scores_paged", "decode", _INDEX, 64, ("triton", "deepgemm"), _H200),
     Measured("linear_fp8", "prefill", None, 1, ("triton", "deepgemm"), _COMPILED, num_rows=1024),

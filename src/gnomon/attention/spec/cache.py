@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from gnomon.attention.layouts.base import PagedPool
+from gnomon.attention.layouts.base import KVLayout, PagedPool
 from gnomon.attention.ops.values import IndexTransform
 from gnomon.attention.providers import reference
 from gnomon.attention.spec.draw import normal, page_lists, plain_pool, rope_rows
@@ -146,6 +146,12 @@ INDEX_PREPARE = OpSpec(
     min_bytes=lambda arguments: 2 * num_bytes(arguments[0], arguments[1]),
 )
 
+
+def _gathered_bytes(layout: KVLayout) -> int:
+    """Bytes read and written for one entry: packed as stored, then as the values it holds."""
+    return layout.bytes_per_token + layout.dim * layout.computed_dtype.itemsize
+
+
 CONTEXT_GATHER = OpSpec(
     name="context_gather",
     summary="entries start .. start + length − 1 of one request, in order",
@@ -161,7 +167,7 @@ CONTEXT_GATHER = OpSpec(
     observe=lambda _, result: {"out": result},
     tolerances=by_dtype(EXACT, EXACT),
     flops=lambda _: 0,
-    min_bytes=lambda arguments: 2 * arguments[3] * arguments[0].layout.bytes_per_token,
+    min_bytes=lambda arguments: arguments[3] * _gathered_bytes(arguments[0].layout),
     exact=frozenset({"out"}),
 )
 
