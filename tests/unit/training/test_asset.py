@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from statistics import mean
 from typing import get_args
 
 import pytest
@@ -44,9 +43,7 @@ def test_the_model_is_as_small_as_promised_and_has_its_mtp_layer() -> None:
 
 def test_the_card_reaches_the_aims() -> None:
     scores = {name: share for name, (share, _) in read_card(FOLDER)["scores"].items()}
-    recall = [scores[f"needle {length}"] for length in LENGTHS]
-    assert mean(recall) >= 0.98
-    assert min(recall) >= 0.97  # 117 of 120 at 4,096 tokens, where the evaluation finds all
+    assert all(scores[f"needle {length}"] >= 0.98 for length in LENGTHS)
     assert scores["eval needle"] >= 0.98
     assert scores["sums +"] >= 0.9
     assert scores["sums -"] >= 0.9
@@ -58,15 +55,9 @@ def test_the_card_reaches_the_aims() -> None:
 
 
 def test_the_card_tells_that_dense_attention_does_as_well() -> None:
-    scores = read_card(FOLDER)["scores"]
-    sparse, dense = (
-        [scores[f"needle {length}{how}"] for length in LENGTHS] for how in ("", ", dense")
-    )
-    assert [prompts for _, prompts in sparse] == [prompts for _, prompts in dense]
-    assert abs(mean(share for share, _ in sparse) - mean(share for share, _ in dense)) <= 0.01
-    for (one, prompts), (other, _) in zip(sparse, dense, strict=True):
-        assert abs(one - other) <= max(0.01, 2 / prompts) + 1e-4, "two prompts of a small sample"
-    assert abs(scores["eval needle"][0] - scores["eval needle, dense"][0]) <= 0.01
+    scores = {name: share for name, (share, _) in read_card(FOLDER)["scores"].items()}
+    for name in ("eval needle", *(f"needle {length}" for length in LENGTHS)):
+        assert abs(scores[name] - scores[f"{name}, dense"]) <= 0.01
 
 
 def test_a_small_sample_scores_what_the_card_says() -> None:
