@@ -284,3 +284,12 @@ def test_a_step_that_would_be_mostly_padding_or_is_too_long_runs_eagerly():
         graphs.forward(batch, parts.runner.operators(batch.plan))
     with pytest.raises(GeometryError, match="cannot hold 40 rows"):
         graphs.buffers.refresh(batch, 32)
+
+
+def test_token_ids_of_another_step_are_refused():
+    """Guards: nothing goes on with a companion of another axis, as eagerly."""
+    parts = graph_parts(captured_tokens=32)
+    batch, other = batch_of(parts, [16]), batch_of(parts, [16])
+    mixed = replace(batch, token_ids=other.token_ids)
+    with pytest.raises(GeometryError):
+        graphs_of(parts).forward(mixed, parts.runner.operators(mixed.plan))

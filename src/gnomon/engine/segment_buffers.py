@@ -20,6 +20,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from gnomon.attention.geometry import require_axis
 from gnomon.attention.segment_plan import SegmentRows
 from gnomon.engine.batch import Batch
 from gnomon.errors import GeometryError
@@ -100,8 +101,12 @@ class SegmentBuffers:
         self._attended[:bucket].zero_()
 
     def refresh(self, batch: Batch, bucket: int) -> None:
-        """Make the lines of ``bucket`` describe this step; waits for nothing."""
+        """Make the lines of ``bucket`` describe this step; waits for nothing.
+
+        GeometryError for token ids of another axis, or more rows than the bucket has.
+        """
         geometry, rows = batch.geometry, batch.geometry.rows
+        require_axis(rows, token_ids=batch.token_ids)
         missing = bucket - rows.num_rows
         if not 0 <= missing <= bucket <= self.max_rows:
             raise GeometryError(
