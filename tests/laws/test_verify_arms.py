@@ -64,6 +64,30 @@ def test_a_finer_tolerance_is_not_reached() -> None:
     assert "FAILED: prompt 0: logits off by" in result.output
 
 
+@pytest.mark.parametrize(("given", "limit", "code"), [((), 0.06, 0), (("1e-9",), 1e-9, 1)])
+def test_what_16_bits_may_differ_by_is_what_is_told(
+    given: tuple[str, ...], limit: float, code: int, tmp_path: Path
+) -> None:
+    """Guards: an accepted --tolerance is honoured, and the bound shown is the bound applied."""
+    file = tmp_path / "report.json"
+    more = ("--dtype", "bfloat16", "--json", str(file), *(("--tolerance", *given) if given else ()))
+    result = compare("deepseek_v32,layers=2", "max_prefill_chunk=7", "", more=more)
+    assert result.exit_code == code, result.output
+    assert json.loads(file.read_text())["tolerance"] == limit
+
+
+@pytest.mark.parametrize("arms", [("fp8", "dequantise"), ("dequantise", "fp8")])
+def test_products_of_8_bits_are_another_precision_in_either_order(
+    arms: tuple[str, str], tmp_path: Path
+) -> None:
+    file = tmp_path / "report.json"
+    words = [f"weights={kind}" for kind in arms]
+    result = compare("deepseek_v32,layers=2,fp8=true", *words, more=("--json", str(file)))
+    assert result.exit_code == 0, result.output
+    assert json.loads(file.read_text())["tolerance"] == 0.28
+    assert "the second arm has the first one's tokens and choices" in result.output
+
+
 def test_ranks_that_gather_in_another_order(monkeypatch: pytest.MonkeyPatch) -> None:
     gather = SimulatedRank.all_gather
 

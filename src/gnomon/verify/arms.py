@@ -2,9 +2,9 @@
 
 In:  VerifySettings, two arms, a tolerance (None: by what the arms compute with).
 Out: PromptResults: equal, a tie, or the first difference with its margin.
-Arms of one precision (same dtype, same cache layout) have to agree as two runs of one engine do:
-both run free, and the rule of margins.py holds, cached values and all; with 16 bits everything is
-replayed, and the rule of rough_comparison.py holds.
+Arms of one precision (same dtype, cache layouts and kind of weights) have to agree as two runs of
+one engine do: both run free, and the rule of margins.py holds, cached values and all; with 16 bits
+or FP8 weights everything is replayed, and the rule of rough_comparison.py holds.
 Arms of two precisions choose otherwise for good reasons, and each other choice changes everything
 after it. So the second arm runs over the tokens of the first with its key lists and experts, and
 every row's logits are compared: their root mean square difference has to stay within the tolerance
@@ -19,17 +19,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-import torch
-
-from gnomon.attention.layouts import KVLayout
 from gnomon.errors import ConfigError
 from gnomon.verify.context import MATES, Arm, Context
 from gnomon.verify.engines import Capture
 from gnomon.verify.law import replay_of
 from gnomon.verify.margins import AMONG_OURS, Comparison, Kind, Tolerances, compare
 from gnomon.verify.prompts import Prompt, draw_prompts
-from gnomon.verify.rough_comparison import compare_rough
-from gnomon.verify.roughness import FP8_TOLERANCE, HALF_TOLERANCE, WIDEST
+from gnomon.verify.rough_comparison import best_gap, compare_rough, row_differences
+from gnomon.verify.roughness import FP8, FP8_TOLERANCE, HALF_TOLERANCE, WIDEST
 from gnomon.verify.trace import Replay, Staging, Trace, cache_of, recording_of
 
 NUM_PROMPTS = 20
@@ -45,9 +42,9 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PromptResult:
-    """One prompt. `worst`: the largest difference of a logit in arms of one precision. In arms of
-    two it is that of a row, against a server that of all rows: a root mean square at logits of
-    standard deviation 1.
+    """One prompt. `worst`: the largest difference of a logit in arms of one exact precision. In
+    arms that round or of two precisions it is that of a row, against a server that of all rows: a
+    root mean square at logits of standard deviation 1.
 
     `position`, `margin`: of the first difference, None where there is none.
     """
@@ -64,14 +61,25 @@ class PromptResult:
 
 def precision_tolerance(context: Context, arms: Sequence[Arm]) -> float | None:
     """What two precisions may differ by; None where both arms have the same."""
-    kinds: list[tuple[torch.dtype, KVLayout, KVLayout]] = []
-    for arm in arms:
-        resolved = context.survey(arm).resolved
-        kinds.append((resolved.dtype, resolved.latent_layout, resolved.index_layout))
-    if kinds[0] == kinds[1]:
+    both = [context.survey(arm).resolved for arm in arms]
+    first, second = ((r.dtype, r.latent_layout, r.index_layout, r.has_fp8) for r in both)
+    if first == second:
         return None
-    is_fp8 = any(layout.stored_dtype.itemsize == 1 for _, latent, _ in kinds for layout in [latent])
+    if any(r.has_fp8 for r in both):
+        return FP8.logits
+    is_fp8 = any(r.latent_layout.stored_dtype.itemsize == 1 for r in both)
     return FP8_TOLERANCE if is_fp8 else HALF_TOLERANCE
+
+
+def allowed_difference(
+    context: Context, arms: Sequence[Arm], tolerance: float | None
+) -> tuple[float, bool]:
+    """What the arms may differ by, ``tolerance`` if given; whether they are of two precisions."""
+    across = precision_tolerance(context, arms)
+    rough = context.roughness(arms[0])
+    alike = AMONG_OURS.logits if rough is None else rough.logits
+    default = alike if across is None else across
+    return default if tolerance is None else tolerance, across is not None
 
 
 def compare_arms(
@@ -81,32 +89,30 @@ def compare_arms(
     context.begin("arms")
     count = context.settings.prompts or NUM_PROMPTS
     prompts = draw_prompts(context.rule, count, context.settings.seed, "arms")
-    across = precision_tolerance(context, arms)
-    _require_visible(context, arms, across)
+    limit, is_across = allowed_difference(context, arms, tolerance)
+    _require_visible(context, arms, is_across)
     found: list[PromptResult] = []
     for first in range(0, len(prompts), MATES):
         group = {str(first + i): prompt for i, prompt in enumerate(prompts[first : first + MATES])}
         expected = _free(context, arms[0], group, Replay())
         context.step(len(found), len(prompts))
-        if across is None:
-            limits = AMONG_OURS if tolerance is None else Tolerances(tolerance)
-            found += _same_precision(context, arms[1], group, expected, limits)
-        else:
-            limit = across if tolerance is None else tolerance
+        if is_across:
             found += [
                 _other_precision(context, arms[1], trace, limit) for trace in expected.values()
             ]
+        else:
+            found += _same_precision(context, arms[1], group, expected, Tolerances(limit))
         context.step(len(found), len(prompts))
     return found
 
 
-def _require_visible(context: Context, arms: Sequence[Arm], across: float | None) -> None:
+def _require_visible(context: Context, arms: Sequence[Arm], is_across: bool) -> None:
     """ConfigError for captured steps where choices would have to be replayed."""
     captured = [arm for arm in arms if arm.capture is not Capture.NONE]
     if not captured:
         return
     rounds = [context.cache_rounds(arm) or context.roughness(arm) is not None for arm in arms]
-    if across is not None or any(rounds):
+    if is_across or any(rounds):
         raise ConfigError(
             f"arm {captured[0].label!r}: within a captured step no choice can be replayed, and "
             "arms that round, or of two precisions, need that. The law 'graphs' compares captured "
@@ -130,7 +136,7 @@ def _same_precision(
 ) -> list[PromptResult]:
     if any(trace.roughness is not None for trace in expected.values()):
         given = _free(context, arm, group, replay_of(expected))
-        return [_rough(trace, given[name]) for name, trace in expected.items()]
+        return [_rough(trace, given[name], limits.logits) for name, trace in expected.items()]
     is_seen = arm.capture is Capture.NONE
     cache = cache_of(expected)
     found = _free(context, arm, group, Replay(cache=cache))
@@ -145,10 +151,10 @@ def _same_precision(
     return results
 
 
-def _rough(expected: Trace, found: Trace) -> PromptResult:
+def _rough(expected: Trace, found: Trace, limit: float) -> PromptResult:
     """Of arithmetic that rounds: all that the first arm showed was replayed in the second."""
     assert expected.roughness is not None
-    compared = compare_rough(expected, found, expected.roughness)
+    compared = compare_rough(expected, found, replace(expected.roughness, logits=limit))
     return _judged(expected, compared, compared)
 
 
@@ -183,12 +189,8 @@ def _other_precision(context: Context, arm: Arm, expected: Trace, limit: float) 
     request = context.request(name, expected.tokens[:-1], max_tokens=1)
     staging = Staging(replay=Replay(recording_of({name: given})))
     found = context.run(arm, [request], staging)[name]
-    ours, theirs = expected.logits.double(), found.logits[: len(expected.logits)].double()
-    scale = max(1.0, float(ours.std()))
-    off = (ours - theirs).nan_to_num(nan=torch.inf) / scale
-    rms = off.square().mean(-1).sqrt()
-    best = ours.topk(2).values
-    gap = (best[:, 0] - best[:, 1]) / scale
+    ours, theirs = expected.logits, found.logits[: len(expected.logits)]
+    rms, gap = row_differences(ours, theirs), best_gap(ours)
     is_other = ours.argmax(-1) != theirs.argmax(-1)
     is_fault = (rms > limit) | (is_other & (gap > WIDEST * limit))
     outcome = Outcome.TIE if bool(is_other.any()) else Outcome.EQUAL

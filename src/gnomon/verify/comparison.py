@@ -23,9 +23,8 @@ from gnomon.frontend.language import language_of
 from gnomon.verify.against import DEFAULT_TOLERANCE, compare_with_server
 from gnomon.verify.against_server import CompletionServer
 from gnomon.verify.arm_flags import parse_arm
-from gnomon.verify.arms import Outcome, PromptResult, compare_arms, precision_tolerance
+from gnomon.verify.arms import Outcome, PromptResult, allowed_difference, compare_arms
 from gnomon.verify.context import Arm, Context, Progress
-from gnomon.verify.margins import AMONG_OURS
 from gnomon.verify.result import MAX_TIE_SHARE
 from gnomon.verify.settings import VerifySettings
 from gnomon.verify.surroundings import surroundings
@@ -99,11 +98,10 @@ def run_arms(
     began = time.monotonic()
     first, second = (parse_arm(text) for text in arms)
     context = _context(settings, (first, second), progress)
-    across = precision_tolerance(context, (first, second))
-    limit = tolerance or across or AMONG_OURS.logits
+    limit, is_across = allowed_difference(context, (first, second), tolerance)
     results = compare_arms(context, (first, second), tolerance)
     conditions = [f"{arm.label}: {_describe(context, arm)}" for arm in (first, second)]
-    if across is not None:
+    if is_across:
         conditions.append("two precisions: the second arm has the first one's tokens and choices")
     return ComparisonReport(
         settings=settings,
@@ -111,7 +109,7 @@ def run_arms(
         sides=(first.label, second.label),
         results=tuple(results),
         tolerance=limit,
-        max_tie_share=MAX_TIE_SHARE if across is None else 1.0,
+        max_tie_share=1.0 if is_across else MAX_TIE_SHARE,
         conditions=(*conditions, *_widths(context)),
         surroundings=surroundings(),
         seconds=time.monotonic() - began,

@@ -4,7 +4,7 @@ In:  tokens (prompt and output) by request name; then what a sampler is given.
 Out: PendingSamples whose tokens are the given ones; a position without one keeps what was sampled.
 A token is a discrete choice like a key list: where arithmetic rounds, two runs choose otherwise at
 close logits, and then nothing behind it can be compared. So the second run gets the first one's.
-Not here: whether the choice was right (rough.py compares the logits and their best tokens).
+Not here: whether the choice was right (rough_comparison.py).
 """
 
 from __future__ import annotations

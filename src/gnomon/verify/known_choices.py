@@ -3,7 +3,7 @@
 In:  a Recording of another run; it may end before the run that is listened to.
 Out: `recording`: the own choices, each made on what follows from given ones alone, so that a choice
      that differs has its cause in its own layer.
-Not here: what may differ (rough.py); the tap that insists on every row (attention/taps.ReplayTap).
+Not here: what may differ (rough_comparison.py); who insists on every row (taps.ReplayTap).
 """
 
 from __future__ import annotations

@@ -40,7 +40,8 @@ def compare_rough(expected: Trace, found: Trace, limits: Roughness) -> Compariso
         *_codes(expected, found, mask, limits),
     ]
     rows = mask.nonzero()[:, 0]
-    worst = float(row_differences(expected.logits[rows], found.logits[rows]).max())
+    off = row_differences(expected.logits[rows], found.logits[rows])
+    worst = float(off.max()) if len(rows) else 0.0
     shared = (
         expected.keys.keys() & found.keys.keys(),
         expected.experts.keys() & found.experts.keys(),

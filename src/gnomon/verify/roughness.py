@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from gnomon.engine.assembly import Survey
 
 HALF_TOLERANCE = 0.06  # 16-bit arithmetic or caches: twice the worst row of random models
-FP8_TOLERANCE = 0.15  # the same of 8-bit latents, and of products of 8-bit rows
+FP8_TOLERANCE = 0.15  # the same of 8-bit latents; FP8 below is of products of 8-bit rows
 WIDEST = 3.0  # a gap between two logits, in units of the difference that is allowed
 
 

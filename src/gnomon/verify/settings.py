@@ -131,6 +131,11 @@ class VerifySettings:
 
     def __post_init__(self) -> None:
         check_flags(self)
+        if self.minutes is None and self.least_cases != LEAST_CASES:
+            raise ConfigError(
+                f"least_cases is {self.least_cases}, but every law runs once in whole without "
+                "--minutes. Give --minutes, or leave --least-cases out."
+            )
 
     @classmethod
     def of(cls, **flags: Any) -> VerifySettings:

@@ -12,6 +12,7 @@ from gnomon.verify import run as run_module
 from gnomon.verify.context import Context
 from gnomon.verify.law import Law
 from gnomon.verify.laws import LAWS, choose_laws
+from gnomon.verify.laws.reference import _slow_arm
 from gnomon.verify.result import NotRunError, Tally, Verdict
 from gnomon.verify.run import run_law, run_laws
 from gnomon.verify.settings import VerifySettings
@@ -135,7 +136,16 @@ def test_short_prompts_are_named_as_no_test_of_selection() -> None:
     assert run_law(law, Context(settings)).verdict is Verdict.NOT_RUN
 
 
+def test_the_reference_arm_is_the_reference_whatever_serves_the_engine() -> None:
+    backends = dict.fromkeys(("prefill_backend", "decode_backend", "index_backend"), "torch")
+    context = Context(VerifySettings.of(model="random:deepseek_v32,layers=2", **backends))
+    choices = context.survey(_slow_arm(context)).choices
+    assert {choice.provider.name for choice in choices} == {"reference"}
+
+
 def test_settings_are_checked() -> None:
+    with pytest.raises(ConfigError, match="least_cases is 7, but every law runs once"):
+        VerifySettings.of(least_cases=7)
     with pytest.raises(ConfigError, match="prompts is 0"):
         VerifySettings.of(prompts=0)
     with pytest.raises(ConfigError, match="Did you mean 'max_length'"):

@@ -49,10 +49,10 @@ def _run_slowly(context: Context, request: EngineRequest, replay: Replay) -> Map
 
 def _slow_arm(context: Context) -> Arm:
     """The reference here; the CPU's engine where this is a GPU, over the GPU's layouts."""
+    flags: dict[str, object] = dict.fromkeys(BACKENDS, "auto")  # they go before the provider
     if context.device == "cpu":
-        return Arm({"attention_provider": PROVIDER})
+        return Arm({**flags, "attention_provider": PROVIDER})
     resolved = context.survey().resolved
-    flags: dict[str, object] = dict.fromkeys(BACKENDS, "auto")
     flags |= {"device": "cpu", "attention_provider": "torch", "weights": "auto"}
     flags |= {"kv_layout": resolved.latent_layout.id, "index_layout": resolved.index_layout.id}
     return Arm(flags)
