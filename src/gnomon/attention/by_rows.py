@@ -3,7 +3,8 @@
 In:  an operator, a need, providers, the numbers of rows that were measured (providers/ranking.py).
 Out: a Choice and one kernel that hands each call on, by the rows of its first argument: a shape,
      known to the host, fixed in a captured graph.
-Only for operators that no fusion stands for: a fusion comes from one provider.
+A fusion comes from one provider: those that stand for an operator by rows are unbound
+(engine/operators.py).
 """
 
 from __future__ import annotations

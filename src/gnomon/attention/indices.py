@@ -217,7 +217,9 @@ def owned_list(segment: ListSegment, ownership: KeyOwnership) -> ListSegment:
 def to_slots(
     segment: ListSegment, axis: RowAxis, table: PageTable, *, validate: bool | None = None
 ) -> ListSegment:
-    """The same list in SLOT space (int64 ids), through the page table of the part's group.
+    """The same list in SLOT space through the page table of the part's group.
+
+    Its ids are int64, or int32 where the selection made the slots beside the list.
 
     An id that the table does not hold (use ``owned_list`` first where ranks own stripes) raises
     GeometryError if ``validate``; by default that is so on the CPU, and on a device (where it

@@ -23,6 +23,7 @@ from gnomon.attention.dispatch import (
     bind_operators,
     explain_rows,
 )
+from gnomon.attention.ops.fusions import FUSIONS
 from gnomon.attention.ops.operators import Operators
 from gnomon.attention.plan import StepPlan
 from gnomon.attention.providers.ranking import fastest, row_classes
@@ -170,7 +171,9 @@ def _by_rows(
         if found is not None:
             taken[op], kernels[op] = found
             names[op] = "by rows"
-    bound = Operators(kernels, names, ops.fusions, ops.unpacked, ops.products)
+    split = {op for op in OPERATORS_BY_ROWS if names.get(op) == "by rows"}
+    fusions = {name: run for name, run in ops.fusions.items() if split.isdisjoint(FUSIONS[name])}
+    bound = Operators(kernels, names, fusions, ops.unpacked, ops.products)
     return bound, tuple(taken.values())
 
 

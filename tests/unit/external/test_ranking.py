@@ -7,11 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gnomon.attention.by_rows import choose_by_rows
-from gnomon.attention.dispatch import KernelSet, OpNeed, Requirement, choose
+from gnomon.attention.by_rows import OPERATORS_BY_ROWS, choose_by_rows
+from gnomon.attention.dispatch import OPERATORS, KernelSet, OpNeed, Requirement, choose
+from gnomon.attention.ops.operators import Operators
 from gnomon.attention.providers.external.deepgemm import BLOCK_ROWS
 from gnomon.attention.providers.ranking import MEASURED, Measured, fastest, row_classes, table_of
 from gnomon.attention.routes import AttentionDims
+from gnomon.engine.operators import _by_rows
 
 NEED = OpNeed(
     device="cuda",
@@ -152,3 +154,18 @@ def test_the_table_names_each_class_once() -> None:
     keys = [(m.op, m.phase, m.layout, m.num_heads, m.num_rows, m.capability) for m in MEASURED]
     assert len(set(keys)) == len(keys)
     assert all(m.order and m.source for m in MEASURED)
+
+
+def test_a_fusion_does_not_outlive_the_choice_by_rows() -> None:
+    """Guards: a decision is made once. A fusion of the provider for few rows would take all."""
+    need = replace(NEED, phase="prefill")
+    providers = tuple(
+        KernelSet(name, rank, {"linear_fp8": lambda *_: None})
+        for rank, name in enumerate(("triton", "deepgemm"))
+    )
+    kernels = dict.fromkeys(OPERATORS, lambda *_: None)
+    fusions = dict.fromkeys(("linear_fp8_parts", "add_rms_norm"), lambda *_: None)
+    forced = {op: "triton" for op in OPERATORS_BY_ROWS if op != "linear_fp8"}
+    for also, kept in (({}, ["add_rms_norm"]), ({"linear_fp8": "triton"}, list(fusions))):
+        bound, _ = _by_rows(need, providers, forced | also, Operators(kernels, {}, fusions), ())
+        assert list(bound.fusions) == kept

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.unit.triton.ahead_of_time import Build, Report, compile_all, faults
@@ -28,6 +30,18 @@ def product(rows: int, arch: int, has_first: bool = True, parts: int = 1) -> Bui
     return Build(MODULE, "multiply_narrow", signature, constants, {"num_warps": 4}, arch, aligned)
 
 
+def one_output(build: Build) -> Build:
+    """The same for a second weight of one row: Triton hands a 1 over as a constant."""
+    constants = {**build.constants, "N2": 1}
+    aligned = tuple(name for name in build.aligned or () if name != "N2")
+    return replace(
+        build,
+        constants=constants,
+        signature={**build.signature, "N2": "constexpr"},
+        aligned=aligned,
+    )
+
+
 def addition(arch: int) -> Build:
     constants = {"SPLITS": 16, "BLOCK": 256, "IS_EARLY": arch >= 90}
     signature = {
@@ -45,6 +59,7 @@ BUILDS = [
     product(64, 90, has_first=False, parts=3),
     addition(90),
     *(product(16, arch) for arch in (80, 89, 120)),
+    one_output(product(16, 90)),
 ]
 
 

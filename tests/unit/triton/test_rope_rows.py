@@ -22,7 +22,7 @@ def axis(num_rows: int) -> RowAxis:
 
 @pytest.mark.parametrize("is_interleaved", [False, True])
 @pytest.mark.parametrize("num_rows", [1, 7, 8])
-@pytest.mark.parametrize("half", [4, 12, 32])
+@pytest.mark.parametrize("half", [0, 4, 12, 32])
 def test_as_the_table_has_them(num_rows: int, is_interleaved: bool, half: int) -> None:
     angles = torch.randn(100, half)
     table, rows = RopeTable(angles.cos(), angles.sin()), axis(num_rows)

@@ -93,8 +93,9 @@ def multiply_narrow(
         keep = column < N1
     else:
         n = tl.minimum(column, N2 - 1).to(tl.int64)
+        part_stride = tl.cast(N2, tl.int64) * second_row  # N2 of 1 is a constant, without .to
         acc = narrow_product(
-            x, second, read, n, k, begin, end, x_row, second_row, N2.to(tl.int64) * second_row, K,
+            x, second, read, n, k, begin, end, x_row, second_row, part_stride, K,
             BM, BN, BK, PARTS, SWAP, EVEN_K, STAGES,
         )  # fmt: skip
         keep = column < N2
@@ -187,7 +188,6 @@ def route_products(
 
 def _is_served(x: Tensor, *weights: Tensor) -> bool:
     is_half = x.dtype in (torch.bfloat16, torch.float16)
-    is_half &= all(weight.dtype == x.dtype for weight in weights)
     is_half &= all(weight.dtype == x.dtype for weight in weights)
     are_rows = x.stride(1) == 1 and all(weight.stride(1) == 1 for weight in weights)
     return is_half and are_rows and 0 < x.shape[0] <= MOST_ROWS

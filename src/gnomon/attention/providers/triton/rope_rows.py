@@ -48,7 +48,7 @@ def rope_rows(
     """Module docstring."""
     num_rows, dim = position.shape[0], 2 * cos.shape[1]
     out = torch.empty((2, num_rows, dim), dtype=cos.dtype, device=cos.device)
-    if num_rows:
+    if num_rows and dim:
         rope_rows_kernel[(triton.cdiv(num_rows, ROWS),)](
             cos, sin, position, out[0], out[1], num_rows,
             dim, padded(dim), ROWS, is_interleaved, num_warps=1,

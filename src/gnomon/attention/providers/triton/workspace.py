@@ -27,7 +27,7 @@ def move_slots_kernel(slots, page_map, moved, num_slots, page_size, BLOCK: tl.co
 
 
 def move_slots(slots: Tensor, page_map: Tensor, page_size: int) -> Tensor:
-    """Slots [R, W] int64 (contiguous) -> the same entries' slots in the workspace."""
+    """Slots [R, W] int32 or int64 (contiguous) -> the same entries' slots in the workspace."""
     moved = torch.empty_like(slots)
     count = slots.numel()
     if count:
