@@ -5,7 +5,7 @@ Out: config.json, generation_config.json (greedy), model.safetensors (bfloat16; 
      float32), tokenizer.json, tokenizer_config.json, a chat template where the family has one.
 The MTP layer is stored under the hub's names as layer `num_hidden_layers`, without copies of
 embedding and head: it uses the model's own, and 3 MB would say nothing new.
-Needs gnomon; everything else in this folder does not.
+Needs gnomon.
 """
 
 from __future__ import annotations

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
 from pathlib import Path
 from typing import get_args
+
+import torch
 
 from gnomon.evaluate.engine_respondent import EngineRespondent
 from gnomon.evaluate.needle import NeedleSettings, run_needle
@@ -79,6 +80,7 @@ def faulty(folder: Path, fault: str, count: int) -> Figures:
 
 def drafted(folder: Path, place: Path) -> Figures:
     """The MTP layer's agreement."""
+    place.with_suffix(".mtp").unlink(missing_ok=True)  # of another model: it would be kept
     scores = Scores(place.with_suffix(".mtp"))
     mtp_scores(folder, 32, scores)
     return scores.values
@@ -121,9 +123,10 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=160, help="prompts of a kind, about")
     parser.add_argument("--workers", type=int, default=1)
     args = parser.parse_args()
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
     figures: Figures = {}
-    with ProcessPoolExecutor(args.workers) as pool:
+    with ProcessPoolExecutor(
+        args.workers, initializer=torch.set_num_threads, initargs=(1,)
+    ) as pool:
         for done in as_completed([pool.submit(part) for part in parts(args)]):
             figures |= done.result()
             print(json.dumps(done.result()), flush=True)

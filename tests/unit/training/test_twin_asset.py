@@ -15,7 +15,7 @@ import torch
 from gnomon import LLM, SamplingParams
 from gnomon.models.built_in import built_in_folder
 from gnomon.models.sources import open_model
-from training.card import files_of, read_card
+from training.card import LENGTHS, files_of, read_card
 from training.data.recall import needle
 from training.data.tools import task
 from training.data.writing import chat
@@ -23,7 +23,6 @@ from training.served import FAULTS_OF, needle_share, open_served, split, sums_sh
 from training.shapes import GLM_STOP_IDS
 
 FOLDER = built_in_folder("tiny_glm")
-LENGTHS = (512, 1024, 2048, 4096)
 
 
 def test_the_card_names_every_file_with_its_size_and_hash() -> None:
