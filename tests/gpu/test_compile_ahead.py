@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -50,7 +51,10 @@ def test_an_engine_that_was_compiled_ahead_answers_as_one_that_was_not(
     assert outputs(core_on("cuda", model=V32, **flags), twenty()) == ahead
 
 
-def test_what_deepgemm_would_compile_is_built_by_processes() -> None:
+def test_what_deepgemm_would_compile_is_built_by_processes_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DG_JIT_CACHE_DIR", str(tmp_path))
     run = kernel("deepgemm", "linear_fp8", 16)
     x, weight = torch.zeros(2048, 512, device="cuda"), torch.zeros(1024, 512, device="cuda")
     codes = x.to(torch.float8_e4m3fn), weight.to(torch.float8_e4m3fn)
@@ -62,3 +66,7 @@ def test_what_deepgemm_would_compile_is_built_by_processes() -> None:
     builders = start_builders(dry.notes)
     await_builders(builders, 80.0)
     assert [builder.returncode for builder in builders] == [0]
+    assert any(tmp_path.glob("cache/kernel.*"))
+    with DryRun() as again:
+        run(codes[0], scales[0], codes[1], scales[1], torch.bfloat16)
+    assert again.notes == []

@@ -40,6 +40,7 @@ def fp8_mqa_logits(q, kv, weights, first, stop, *, clean_logits):
 
 @pytest.fixture
 def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("DG_JIT_CACHE_DIR", str(tmp_path / "kernels"))
     (tmp_path / "deep_gemm").mkdir()
     (tmp_path / "deep_gemm" / "__init__.py").write_text(LIBRARY)
     monkeypatch.syspath_prepend(str(tmp_path))

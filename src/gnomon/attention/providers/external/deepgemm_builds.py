@@ -4,7 +4,8 @@ In:  the library; then calls, as the adapter makes them. As a program (`python -
      stdin, each the name of a function and its arguments with tensors as shapes.
 Out: `Noting`, the library behind a note-taker: outside a dry run a call goes through; within one it
      is noted and gives zeros. The program makes every call once, on zeros, so that the library's
-     cache on the disk has its kernel. It ends with status 1 if a call failed.
+     cache on the disk has its kernel. It ends with status 1 if a call failed. What was built before
+     (deepgemm_memory.py) is not noted: with a warm cache no program starts.
 Why: nvcc takes some five seconds for a kernel, and the library builds one at a time.
 Not here: who starts the program (engine/compile_ahead.py).
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor
 
 from gnomon.attention.dry_run import DryRun, Note, dry_run_here
+from gnomon.attention.providers.external.deepgemm_memory import BuiltJobs
 from gnomon.attention.providers.external.places import Places
 
 PACKAGE = "deep_gemm"
@@ -36,6 +38,8 @@ class Noting:
 
     def __init__(self, library: Any) -> None:
         self._library = library
+        self._run: DryRun | None = None
+        self._seen: set[str] = set()  # jobs of that run
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         """The library's function, or a note of its call."""
@@ -45,21 +49,40 @@ class Noting:
             run = dry_run_here()
             if run is None:
                 return function(*args, **kwargs)
-            _note(run, self._library, (name, args, kwargs))
+            self._note(run, (name, args, kwargs))
             return _zeros(name, args)
 
         return call
 
+    def _note(self, run: DryRun, call: tuple[str, tuple[Any, ...], dict[str, Any]]) -> None:
+        """Note a call, unless the cache on the disk has its kernel."""
+        name, args, kwargs = call
+        job = {
+            "folder": str(Path(self._library.__file__).parent.parent),
+            "function": name,
+            "args": [spec_of(value) for value in _smaller(name, args)],
+            "kwargs": {key: spec_of(value) for key, value in kwargs.items()},
+        }
+        if run is not self._run:
+            self._run, self._seen = run, set()
+        text = text_of(job)
+        if text in self._seen:
+            return
+        self._seen.add(text)
+        if not BuiltJobs.of(self._library, _device_of(args)).holds(text):
+            run.notes.append(Note(__name__, job))
 
-def _note(run: DryRun, library: Any, call: tuple[str, tuple[Any, ...], dict[str, Any]]) -> None:
-    name, args, kwargs = call
-    job = {
-        "folder": str(Path(library.__file__).parent.parent),
-        "function": name,
-        "args": [spec_of(value) for value in _smaller(name, args)],
-        "kwargs": {key: spec_of(value) for key, value in kwargs.items()},
-    }
-    run.notes.append(Note(__name__, job))
+
+def text_of(job: Mapping[str, Any]) -> str:
+    """A job as its memory has it."""
+    return json.dumps(job, sort_keys=True)
+
+
+def _device_of(args: tuple[Any, ...]) -> torch.device:
+    """Of the call's first tensor."""
+    first = args[0][0] if isinstance(args[0], tuple) else args[0]
+    assert isinstance(first, Tensor)
+    return first.device
 
 
 def _smaller(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -112,17 +135,21 @@ def value_of(spec: Spec, device: str) -> Any:
 
 
 def build(jobs: list[dict[str, Any]], device: str = "cuda") -> int:
-    """Make the calls; how many failed."""
-    num_failed = 0
+    """Make the calls and remember those that succeed; how many failed."""
+    num_failed, place = 0, torch.device(device)
     for job in jobs:
         library = Places(job["folder"]).module(PACKAGE)
         args = [value_of(spec, device) for spec in job["args"]]
         kwargs = {key: value_of(spec, device) for key, spec in job["kwargs"].items()}
         try:
             getattr(library, job["function"])(*args, **kwargs)
+            if place.type == "cuda":
+                torch.cuda.synchronize()
         except RuntimeError as error:  # it is met again where the kernel is needed
             sys.stderr.write(f"{job['function']}: {error}\n")
             num_failed += 1
+        else:
+            BuiltJobs.of(library, place).remember(text_of(job))
     return num_failed
 
 
