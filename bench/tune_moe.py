@@ -60,8 +60,8 @@ def kinds(part: str, rows: tuple[int, ...], experts: Shapes) -> list[tuple[str, 
         for shape in experts.values() if part != "linears" else ():
             down = torch.empty(*shape, dtype=torch.uint8, device="meta")
             taken = tiles.moe_tiles(9 * num_rows, down, is_fp8=True)
-            found += [("first", t) for t in expert_candidates(num_rows, taken.fused)]
-            found += [("second", t) for t in expert_candidates(num_rows, taken.down)]
+            found += [("first", t) for t in expert_candidates(taken.fused)]
+            found += [("second", t) for t in expert_candidates(taken.down)]
     unlike = {(kind, replace(t, splits=min(t.splits, 2))): (kind, t) for kind, t in found}
     return list(unlike.values())
 

@@ -103,10 +103,10 @@ def linear_candidates(num_rows: int, columns: int, width: int) -> list[Tile]:
     return list(dict.fromkeys(found))
 
 
-def expert_candidates(num_rows: int, choice: Tile) -> list[Tile]:
+def expert_candidates(choice: Tile) -> list[Tile]:
     """Tiles of a grouped product, the one in use first."""
     found = [choice]
-    if num_rows > 128:
+    if choice.rows > 64:
         kinds = ((128, 8, 3), (128, 8, 4), (64, 4, 2), (64, 4, 3), (64, 8, 3))
         found += [
             Tile(rows, 128, 128, warps=warps, stages=stages, group=16)
@@ -207,7 +207,7 @@ def expert_cells(rows: tuple[int, ...], experts: Shapes) -> Iterator[Cell]:
                 ("gate_up", run.first, taken.fused, 2 * width * hidden),
                 ("down", run.second, taken.down, hidden * width),
             ):
-                found = expert_candidates(num_rows, choice)
+                found = expert_candidates(choice)
                 cell = f"{label} {name} x {num_rows}"
                 flops, num_bytes = 2 * num_pairs * size, touched * size
                 yield Cell(cell, call, tuple(found), choice, num_bytes, flops)

@@ -160,6 +160,49 @@ def test_bits_of_a_row_do_not_hang_on_its_neighbours() -> None:
         assert torch.equal(again, product[rows])
 
 
+NUMBERS = (1, 8, 40, 100, 300, 600, 1200, 3000, 70000)  # of rows, or of pairs, that choose a tile
+
+
+@pytest.mark.parametrize("dtype", [F16, BF16, torch.float8_e4m3fn])
+def test_tiles_of_a_fixed_mixture_give_equal_bits(dtype: torch.dtype) -> None:
+    """Every pair of tiles that some number of pairs takes, over the same rows."""
+    module = importlib.import_module("gnomon.attention.providers.triton.moe")
+    is_fp8 = dtype.itemsize == 1
+    ids, shares = choices(200, 32)
+    x = drawn(200, 2048, seed=9).to(BF16 if is_fp8 else dtype)
+    shapes = (32, 2 * 1024, 2048), (32, 2048, 1024)
+    if is_fp8:
+        weights = fp8_weight(*shapes[0]), fp8_weight(*shapes[1])
+        rows, down = kernels()["quantise_rows"](x, False), weights[1][0]
+    else:
+        weights = tuple((drawn(*shape) * shape[2] ** -0.5).to(dtype) for shape in shapes)
+        down = weights[1]
+    results = {}
+    for chosen in {module.fixed_tiles(number, down) for number in NUMBERS}:
+        if is_fp8:
+            found = module.run_moe_fp8(rows, (ids, shares), weights, (False, BF16), chosen)
+        else:
+            found = module.run_moe(x, (ids, shares), *weights, chosen)
+        results[chosen] = found
+    first, *others = results
+    unlike = {other: int((results[other] != results[first]).sum()) for other in others}
+    assert {tile: number for tile, number in unlike.items() if number} == {}, first
+
+
+@pytest.mark.parametrize("shape", [(2112, 7168), (7168, 16384), (24576, 1536), (300, 1000)])
+def test_tiles_of_a_fixed_linear_give_equal_bits(shape: tuple[int, int]) -> None:
+    package = "gnomon.attention.providers.triton"
+    module, tiles = (importlib.import_module(f"{package}.{name}") for name in ("linear", "tiles"))
+    weight = fp8_weight(*shape)
+    x = kernels()["quantise_rows"](drawn(200, shape[1], seed=9).to(BF16), False)
+    are_equal = tiles.has_equal_tiles(weight[0].device, weight[0].dtype)
+    chosen = {tiles.fixed_linear_tile(number, *shape, are_equal) for number in NUMBERS}
+    results = {tile: module.run_linear(x, weight, F32, tile) for tile in chosen}
+    first, *others = results
+    unlike = {other: int((results[other] != results[first]).sum()) for other in others}
+    assert {tile: number for tile, number in unlike.items() if number} == {}, first
+
+
 @pytest.mark.parametrize("num_rows", [16, 900])
 def test_a_captured_mixture_follows_its_inputs(num_rows: int) -> None:
     """Replayed with other rows and other experts it gives what an eager call gives."""

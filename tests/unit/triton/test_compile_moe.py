@@ -64,7 +64,7 @@ STREAMING = [
     product(Tile(16, 128, 128, warps=4, stages=3), "fused"),
     product(Tile(32, 128, 128, warps=4, stages=3), "fused"),
     product(Tile(16, 128, 128, warps=4, stages=4), "down"),
-    product(Tile(32, 128, 128, warps=4, stages=4), "down", PER_BLOCK=2),
+    product(Tile(32, 128, 128, warps=4, stages=5), "down", PER_BLOCK=2),
     product(Tile(16, 128, 128, splits=5, warps=4, stages=4), "dense"),
     product(Tile(32, 128, 128, warps=8, stages=4), "dense"),
     product(Tile(64, 128, 128, splits=2, warps=4, stages=4), "dense"),
@@ -72,7 +72,7 @@ STREAMING = [
     product(Tile(16, 128, 64, warps=4, stages=3), "fused", IS_FP8=False),
 ]
 WIDE = [
-    product(Tile(64, 128, 128, warps=8, stages=3), "fused"),
+    product(Tile(64, 128, 128, warps=8, stages=5), "fused"),
     product(Tile(128, 128, 128, warps=8, stages=3), "fused"),
     product(Tile(128, 128, 128, warps=8, stages=4), "down"),
     product(Tile(128, 128, 128, warps=8, stages=4), "dense"),

@@ -100,5 +100,16 @@ def test_splits_leave_each_part_something(num_columns: int) -> None:
             tile = tiles.linear_tile(num_rows, num_columns, width)
             assert tile.rows >= min(num_rows, 64)
             assert (tile.splits - 1) * 128 < width
-        fixed = tiles.fixed_linear_tile(num_columns, width)
-        assert fixed == tiles.fixed_linear_tile(num_columns, width)
+
+
+@pytest.mark.parametrize("shape", [(64, 512), (2112, 7168), (7168, 16384), (24576, 1536)])
+def test_fixed_tiles_cut_k_in_the_same_parts_for_every_number_of_rows(
+    shape: tuple[int, int],
+) -> None:
+    numbers = (1, 16, 20, 64, 128, 129, 1024, 8192)
+    free = [tiles.fixed_linear_tile(number, *shape, are_equal=True) for number in numbers]
+    assert len({(tile.splits, tile.depth) for tile in free}) == 1
+    assert {tile.rows for tile in free} >= {16, 32, 64}
+    bound = {tiles.fixed_linear_tile(number, *shape, are_equal=False) for number in numbers}
+    assert {(tile.splits, tile.depth) for tile in bound} == {(free[0].splits, free[0].depth)}
+    assert len(bound) == 1

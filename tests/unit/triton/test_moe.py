@@ -10,7 +10,7 @@ from torch import Generator, Tensor
 
 from gnomon.attention.dispatch import KernelSet
 from gnomon.attention.providers import reference
-from gnomon.attention.providers.triton import moe, moe_sort
+from gnomon.attention.providers.triton import moe, moe_sort, tiles
 from gnomon.attention.providers.triton.tiles import MoeTiles, Tile, moe_tiles
 from gnomon.attention.spec import SPECS, Scale, check_provider
 
@@ -137,4 +137,23 @@ def test_tiles_hold_a_group_where_hidden_values_are_quantised() -> None:
         for num_pairs in (8, 128, 512, 1152, 65536, 131072):
             chosen = moe_tiles(num_pairs, down, is_fp8=True)
             assert chosen.is_split or chosen.fused.columns == 128
-            assert chosen.fused.rows == chosen.down.rows
+            assert chosen.fused.rows % chosen.down.rows == 0
+            # 128 rows of one GPU of expert-parallel 8: 32 each, some of them more
+            if (num_experts, num_pairs) == (32, 1152):
+                assert (chosen.fused.rows, chosen.down.rows) == (64, 32)
+
+
+def test_fixed_tiles_differ_where_their_bits_are_equal_only() -> None:
+    numbers = (8, 128, 600, 1152, 65536)
+    for is_fp8, dtype in ((True, torch.uint8), (False, torch.bfloat16)):
+        down = torch.empty(33, 7168, 2048, dtype=dtype, device="meta")
+        free = [tiles.fixed_moe_tiles(number, down, is_fp8, True) for number in numbers]
+        assert {chosen.fused.rows for chosen in free} == {16, 32, 64, 128}
+        assert len({(chosen.fused.depth, chosen.down.depth) for chosen in free}) == 1
+        assert not any(chosen.is_split for chosen in free)
+        bound = {tiles.fixed_moe_tiles(number, down, is_fp8, False) for number in numbers}
+        assert {(c.fused.rows, c.down.rows, c.fused.depth) for c in bound} == {
+            (64, 64, free[0].fused.depth)
+        }
+        assert len(bound) == 1
+    assert not tiles.has_equal_tiles(torch.device("cpu"), torch.bfloat16)

@@ -82,7 +82,7 @@ def test_splits_of_a_product(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_splits_with_fixed_bits() -> None:
     generator = Generator().manual_seed(4)
-    x, weight = rows_of(generator, 2, 1024), weight_of(generator, 130, 1024)
+    x, weight = rows_of(generator, 2, 3072), weight_of(generator, 130, 3072)
     found = linear.linear_fp8_parts_fixed(*x, *weight, BF16)
     assert isinstance(found, Summands)
     assert torch.equal(found.total(), linear.linear_fp8_fixed(*x, *weight, BF16))

@@ -43,8 +43,8 @@ def linear_fp8(
 def linear_fp8_fixed(
     x_codes: Tensor, x_scales: Tensor, codes: Tensor, scales: Tensor, dtype: torch.dtype
 ) -> Tensor:
-    """The same with one tile for every M."""
-    tile = tiles.fixed_linear_tile(codes.shape[0], codes.shape[1])
+    """The same; a row's bits do not hang on M."""
+    tile = _fixed_tile(x_codes, codes)
     return run_linear((x_codes, x_scales), (codes, scales), dtype, tile)
 
 
@@ -60,8 +60,13 @@ def linear_fp8_parts_fixed(
     x_codes: Tensor, x_scales: Tensor, codes: Tensor, scales: Tensor, dtype: torch.dtype
 ) -> Tensor | Summands:
     """linear_fp8_fixed, or its parts."""
-    tile = tiles.fixed_linear_tile(codes.shape[0], codes.shape[1])
+    tile = _fixed_tile(x_codes, codes)
     return _unsummed((x_codes, x_scales), (codes, scales), dtype, tile)
+
+
+def _fixed_tile(x_codes: Tensor, codes: Tensor) -> Tile:
+    are_equal = tiles.has_equal_tiles(codes.device, codes.dtype)
+    return tiles.fixed_linear_tile(x_codes.shape[0], codes.shape[0], codes.shape[1], are_equal)
 
 
 def _unsummed(

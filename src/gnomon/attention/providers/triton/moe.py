@@ -4,8 +4,8 @@ In:  x [R, D] (or its codes and scales), expert ids [R, k] (−1 adds nothing) a
      the experts [E, 2 I, D] (gate rows first) and [E, D, I], plain or block FP8.
 Out: [R, D]: fp32 sums inside; each expert's share is rounded to the result's dtype before the k
      shares of a row are added in fp32 in their order. Nothing waits for the host.
-`moe_fixed`, `moe_fp8_fixed`: one tile for all numbers of rows, so that a row's bits hang on that
-row alone. Maths: oracle_math.md §1.7, §4.1. Not here: routing, shared experts.
+`moe_fixed`, `moe_fp8_fixed`: a row's bits hang on that row alone.
+Maths: oracle_math.md §1.7, §4.1. Not here: routing, shared experts.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from gnomon.attention.providers.triton.products import multiply
 from gnomon.attention.providers.triton.tiles import MoeTiles, Tile
 
 Codes = tuple[Tensor, Tensor]
+Fp8Mixture = Callable[[Codes, Tensor, Tensor, Codes, Codes, bool, torch.dtype], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,46 +69,50 @@ def moe(
     x: Tensor, expert_ids: Tensor, expert_weights: Tensor, gate_up: Tensor, down: Tensor
 ) -> Tensor:
     """[R, D] in x's dtype."""
-    chosen = tiles.moe_tiles(expert_ids.numel(), down, is_fp8=False)
+    chosen = usual_tiles(expert_ids.numel(), down)
     return run_moe(x, (expert_ids, expert_weights), gate_up, down, chosen)
 
 
 def moe_fixed(
     x: Tensor, expert_ids: Tensor, expert_weights: Tensor, gate_up: Tensor, down: Tensor
 ) -> Tensor:
-    """The same with one tile for every R."""
-    chosen = tiles.fixed_moe_tiles(down, is_fp8=False)
+    """The same; a row's bits do not hang on R."""
+    chosen = fixed_tiles(expert_ids.numel(), down)
     return run_moe(x, (expert_ids, expert_weights), gate_up, down, chosen)
 
 
-def moe_fp8(
-    x: Codes,
-    expert_ids: Tensor,
-    expert_weights: Tensor,
-    gate_up: Codes,
-    down: Codes,
-    is_power_of_two: bool,
-    dtype: torch.dtype,
-) -> Tensor:
-    """[R, D] of ``dtype``; hidden values are quantised from fp32."""
-    chosen = tiles.moe_tiles(expert_ids.numel(), down[0], is_fp8=True)
-    pairs = expert_ids, expert_weights
-    return run_moe_fp8(x, pairs, (gate_up, down), (is_power_of_two, dtype), chosen)
+def usual_tiles(num_pairs: int, down: Tensor) -> MoeTiles:
+    """Tiles by the number of pairs; ``down``: plain numbers or e4m3 codes."""
+    return tiles.moe_tiles(num_pairs, down, is_fp8=_is_fp8(down))
 
 
-def moe_fp8_fixed(
-    x: Codes,
-    expert_ids: Tensor,
-    expert_weights: Tensor,
-    gate_up: Codes,
-    down: Codes,
-    is_power_of_two: bool,
-    dtype: torch.dtype,
-) -> Tensor:
-    """The same with one tile for every R."""
-    chosen = tiles.fixed_moe_tiles(down[0], is_fp8=True)
-    pairs = expert_ids, expert_weights
-    return run_moe_fp8(x, pairs, (gate_up, down), (is_power_of_two, dtype), chosen)
+def fixed_tiles(num_pairs: int, down: Tensor) -> MoeTiles:
+    """The same for bits that do not hang on that number."""
+    are_equal = tiles.has_equal_tiles(down.device, down.dtype)
+    return tiles.fixed_moe_tiles(num_pairs, down, _is_fp8(down), are_equal)
+
+
+def _is_fp8(weight: Tensor) -> bool:
+    return weight.dtype == torch.float8_e4m3fn
+
+
+def _of_codes(choose: Callable[[int, Tensor], MoeTiles], run: Callable[..., Any]) -> Fp8Mixture:
+    """A kernel that takes what moe_fp8 does; ``run``: run_moe_fp8, or parts of it."""
+
+    def mixture(
+        x: Codes,
+        expert_ids: Tensor,
+        expert_weights: Tensor,
+        gate_up: Codes,
+        down: Codes,
+        is_power_of_two: bool,
+        dtype: torch.dtype,
+    ) -> Any:
+        chosen = choose(expert_ids.numel(), down[0])
+        pairs = expert_ids, expert_weights
+        return run(x, pairs, (gate_up, down), (is_power_of_two, dtype), chosen)
+
+    return mixture
 
 
 def run_moe(
@@ -128,43 +133,14 @@ def run_moe(
     return _added(parts, expert_ids, torch.empty_like(x))
 
 
-def moe_fp8_parts(
-    x: Codes,
-    expert_ids: Tensor,
-    expert_weights: Tensor,
-    gate_up: Codes,
-    down: Codes,
-    is_power_of_two: bool,
-    dtype: torch.dtype,
-) -> Tensor | Summands:
-    """moe_fp8, its shares not yet added."""
-    chosen = tiles.moe_tiles(expert_ids.numel(), down[0], is_fp8=True)
-    pairs = expert_ids, expert_weights
-    return _unsummed(x, pairs, (gate_up, down), (is_power_of_two, dtype), chosen)
-
-
-def moe_fp8_parts_fixed(
-    x: Codes,
-    expert_ids: Tensor,
-    expert_weights: Tensor,
-    gate_up: Codes,
-    down: Codes,
-    is_power_of_two: bool,
-    dtype: torch.dtype,
-) -> Tensor | Summands:
-    """moe_fp8_fixed, its shares not yet added."""
-    chosen = tiles.fixed_moe_tiles(down[0], is_fp8=True)
-    pairs = expert_ids, expert_weights
-    return _unsummed(x, pairs, (gate_up, down), (is_power_of_two, dtype), chosen)
-
-
-def _unsummed(
+def run_unsummed(
     x: Codes,
     pairs: Codes,
     weights: tuple[Codes, Codes],
     kind: tuple[bool, torch.dtype],
     chosen: MoeTiles,
 ) -> Tensor | Summands:
+    """run_moe_fp8, the experts' shares not yet added."""
     ids, width = pairs[0].contiguous(), weights[1][0].shape[1]
     num_rows, k = ids.shape
     if ids.numel() == 0 or width == 0:
@@ -268,6 +244,11 @@ def _added(parts: Tensor, expert_ids: Tensor, out: Tensor) -> Tensor:
     )
     return out
 
+
+moe_fp8 = _of_codes(usual_tiles, run_moe_fp8)  # [R, D]; hidden values are quantised from fp32
+moe_fp8_fixed = _of_codes(fixed_tiles, run_moe_fp8)
+moe_fp8_parts = _of_codes(usual_tiles, run_unsummed)  # shares that the norm which follows adds
+moe_fp8_parts_fixed = _of_codes(fixed_tiles, run_unsummed)
 
 KERNELS: MappingProxyType[str, Callable[..., Any]] = MappingProxyType(
     {"moe": moe, "moe_fp8": moe_fp8}

@@ -1,8 +1,10 @@
 """Tile sizes of matrix products, by shape: measured on an H200 where a shape was measured.
 
 In:  rows of a product, its widths, whether weights are FP8, how many experts share the rows.
-Out: a Tile, or one for each product of a mixture. `fixed_*`: a tile that the number of rows has no
-     part in, so that a row's bits hang on the row alone, whatever runs beside it.
+Out: a Tile, or one for each product of a mixture. `fixed_*`: tiles whose products of a row have the
+     same bits whatever runs beside it: parts of K follow from the weight alone; where the device is
+     known to give equal bits in tiles of any size (`has_equal_tiles`) the rest is as usual, and
+     elsewhere the number of rows has no part in it.
 Not here: launching (linear.py, moe.py).
 """
 
@@ -10,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from gnomon.attention.providers.triton.language import padded
@@ -18,6 +21,7 @@ SM_COUNT = 132  # of an H200; only a choice hangs on it
 NARROW = 4096  # columns of a weight that wide tiles suit
 SHORT = 2048  # columns of x that are not split
 WIDEST_GROUP = 1 << 20  # all row blocks before the next column tile
+FIXED_ROWS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,8 @@ class Tile:
 class MoeTiles:
     """Tiles of the two grouped products; ``down`` has as many rows as ``fused``, or a part of them.
 
+    ``fused.rows`` is what an expert's rows are filled up to.
+
     ``is_split``: gate and up are columns of one product, activated by a launch of its own.
     """
 
@@ -62,6 +68,16 @@ def depth_of(is_fp8: bool, itemsize: int, width: int) -> int:
     return min(128 // itemsize, padded(width, 16))
 
 
+def has_equal_tiles(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether a dot has the same bits in tiles of any size, either operand the tall one.
+
+    So it is on sm_90 for FP8 and halves (tests/gpu/test_deterministic.py): WGMMA sums over K in one
+    order. Not known of other devices, nor of fp32, which is multiplied without tensor cores.
+    """
+    is_hopper = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
+    return is_hopper and dtype.itemsize <= 2
+
+
 def linear_tile(num_rows: int, num_columns: int, width: int) -> Tile:
     """For x [num_rows, width] and an FP8 weight [num_columns, width]."""
     if num_rows <= 128:
@@ -75,10 +91,12 @@ def linear_tile(num_rows: int, num_columns: int, width: int) -> Tile:
     return replace(tile, splits=splits)
 
 
-def fixed_linear_tile(num_columns: int, width: int) -> Tile:
-    """One tile for every number of rows."""
-    splits = _splits(-(-num_columns // 128), width, SM_COUNT)
-    return Tile(64, 128, 128, splits=splits, warps=4, stages=4)
+def fixed_linear_tile(num_rows: int, num_columns: int, width: int, are_equal: bool) -> Tile:
+    """For every number of rows the same parts of K; the same tile unless tiles ``are_equal``."""
+    splits = 1 if width <= SHORT else _splits(-(-num_columns // 128), width, SM_COUNT)
+    if are_equal:
+        return replace(linear_tile(num_rows, num_columns, width), splits=splits)
+    return Tile(FIXED_ROWS, 128, 128, splits=splits, warps=4, stages=4)
 
 
 def _streaming(num_rows: int, num_columns: int, width: int) -> Tile:
@@ -110,36 +128,51 @@ def _programs(tile: Tile, num_rows: int, num_columns: int) -> int:
 
 def moe_tiles(num_pairs: int, down: Tensor, is_fp8: bool) -> MoeTiles:
     """For pairs of rows and experts; ``down`` [E, D, I]."""
-    num_experts, _, width = down.shape
-    named = max(1, min(num_experts, num_pairs))
-    rows = min(128, padded(-(-num_pairs // named), 16))
-    programs = named * -(-width // 128)
+    rows = _rows_of_experts(num_pairs, down)
+    programs = min(down.shape[0], max(1, num_pairs)) * -(-down.shape[2] // 128)
     # Few experts of few columns: finer tiles keep processors busy, at the price of one more launch.
     is_split = is_fp8 and rows == 16 and programs < SM_COUNT * 3 // 4
-    return _moe_tiles(rows, down, is_fp8, is_split)
+    return _apart(down, is_fp8) if is_split else _together(rows, down, is_fp8)
 
 
-def fixed_moe_tiles(down: Tensor, is_fp8: bool) -> MoeTiles:
-    """One pair of tiles for every number of rows."""
-    return _moe_tiles(64, down, is_fp8, is_split=False)
+def fixed_moe_tiles(num_pairs: int, down: Tensor, is_fp8: bool, are_equal: bool) -> MoeTiles:
+    """One pair of tiles for every number of pairs, unless tiles ``are_equal``."""
+    if are_equal:
+        return _together(_rows_of_experts(num_pairs, down), down, is_fp8)
+    tiles = _together(FIXED_ROWS, down, is_fp8)
+    fused = replace(tiles.fused, group=16)
+    return MoeTiles(fused, replace(tiles.down, rows=FIXED_ROWS, warps=8, stages=4, group=16))
 
 
-def _moe_tiles(rows: int, down: Tensor, is_fp8: bool, is_split: bool) -> MoeTiles:
+def _rows_of_experts(num_pairs: int, down: Tensor) -> int:
+    """Rows of a tile that hold the mean expert's."""
+    named = max(1, min(down.shape[0], num_pairs))
+    return min(128, padded(-(-num_pairs // named), 16))
+
+
+def _apart(down: Tensor, is_fp8: bool) -> MoeTiles:
+    """Few rows; gate and up are activated by a launch of its own."""
+    tiles = _together(16, down, is_fp8)
+    first = Tile(16, 32, tiles.fused.depth, warps=4, stages=5)
+    return MoeTiles(first, tiles.down, is_split=True)
+
+
+def _together(rows: int, down: Tensor, is_fp8: bool) -> MoeTiles:
+    """Gate and up activated by their product; ``rows`` of a tile."""
     _, hidden_size, width = down.shape
     itemsize = down.element_size()
     in_depth = depth_of(is_fp8, itemsize, hidden_size)
     out_depth = depth_of(is_fp8, itemsize, width)
-    group = 16 if rows >= 64 else WIDEST_GROUP
+    group = 16 if rows > 64 or (rows == 64 and not is_fp8) else WIDEST_GROUP
     warps = 4 if rows <= 32 else 8
-    stages = 5 if 32 <= rows <= 64 else 3
-    if is_split:
-        first = Tile(rows, 32, in_depth, warps=4, stages=5)
-    elif is_fp8:
+    if is_fp8:
+        stages = 5 if 32 <= rows <= 64 else 3
         first = Tile(rows, 128, in_depth, warps=warps, stages=stages, group=group)
     else:
         columns = min(128 if itemsize == 2 else 32, padded(width, 16))
         first = Tile(rows, columns, in_depth, warps=warps, stages=3, group=group)
     columns = min(128 if itemsize <= 2 else 64, padded(hidden_size, 16))
-    return MoeTiles(
-        first, Tile(rows, columns, out_depth, warps=warps, stages=4, group=group), is_split
-    )
+    second = Tile(rows, columns, out_depth, warps=warps, stages=4, group=group)
+    if is_fp8 and rows == 64:  # half a block: most experts have so few rows, and more programs run
+        second = replace(second, rows=32, warps=4, stages=5)
+    return MoeTiles(first, second)
