@@ -45,6 +45,10 @@ class UnsupportedError(GnomonError):
     """
 
 
+class MissingLibraryError(UnsupportedError):
+    """A library of others is not installed; the message says how to get it. Nobody is at fault."""
+
+
 class RequestError(GnomonError):
     """One request is at fault; its neighbours are not touched. HTTP ``status``, 400 by default.
 

@@ -15,6 +15,7 @@ import torch
 
 from gnomon.attention.dispatch import OpNeed, Verdict
 from gnomon.attention.providers.external import external_providers, places
+from gnomon.attention.providers.external.flashmla import FILE, OPERATORS
 from gnomon.attention.providers.external.places import Places, cuda_home, unpacked
 from gnomon.attention.providers.external.provider import ExternalProvider
 from gnomon.attention.routes import AttentionDims
@@ -85,29 +86,54 @@ def test_packages_come_out_of_a_folder_or_an_archive(tmp_path: Path) -> None:
     assert Places(None).module("gnomon_no_such_library") is None
 
 
-def test_a_package_that_fails_to_import_says_why(tmp_path: Path) -> None:
-    archive_of(tmp_path, "raise OSError('libcuda.so.1: no such file')")
-    with pytest.raises(UnsupportedError, match=rf"{NAME} cannot be imported: libcuda\.so\.1"):
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("raise OSError('libcuda.so.1: no such file')", r"libcuda\.so\.1"),
+        ("raise ValueError('another torch')", "another torch"),
+        ("int('x')", "invalid literal"),
+        ("def (", "invalid syntax"),
+        ("{}['key']", "key"),
+        ("import sys; sys.exit(3)", "3"),
+        ("class Own(Exception): pass\nraise Own", "Own"),
+    ],
+)
+def test_a_package_that_fails_to_import_says_why(tmp_path: Path, code: str, reason: str) -> None:
+    archive_of(tmp_path, code)
+    with pytest.raises(UnsupportedError, match=rf"{NAME} cannot be imported: .*{reason}"):
         Places(str(tmp_path)).module(NAME)
     assert NAME not in sys.modules
+
+
+def test_a_package_has_to_have_what_is_called_of_it(tmp_path: Path) -> None:
+    archive_of(tmp_path, "import types; part = types.SimpleNamespace(one=1); two = 2")
+    places = Places(str(tmp_path))
+    assert places.has_module(NAME)
+    assert not places.has_module("gnomon_no_such_library")
+    assert places.module(NAME, ("part.one", "two")) is not None
+    with pytest.raises(UnsupportedError, match=rf"{NAME} .*has no part\.three, four; a version"):
+        places.module(NAME, ("two", "part.three", "four"))
 
 
 def test_a_library_that_cannot_be_loaded_says_why(tmp_path: Path) -> None:
     (tmp_path / "_flashmla_C.abi3.so").write_text("not a library")
     with pytest.raises(UnsupportedError, match=r"_flashmla_C\.abi3\.so cannot be loaded: .*short"):
-        Places(str(tmp_path)).operators("_flashmla_C.abi3.so", "_flashmla_C", "sparse_prefill_fwd")
-    assert (
-        Places(None).operators("_flashmla_C.abi3.so", "_flashmla_C", "sparse_prefill_fwd") is None
-    )
+        Places(str(tmp_path)).operators(FILE, "_flashmla_C", OPERATORS)
+    assert Places(None).operators(FILE, "_flashmla_C", OPERATORS) is None
     refused = {p.name: p for p in external_providers(str(tmp_path))}["flashmla"]
     verdict = refused.supports("sparse_mla", HOPPER)
     assert "cannot be loaded" in verdict.reason
     assert not verdict.is_ok
 
 
-def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_is_none_or_holds_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"provider_path is .*it has to be a folder"):
         external_providers(str(tmp_path / "nowhere"))
+    (tmp_path / "libz.so").touch()
+    with pytest.raises(ConfigError, match=r"nothing is in it .*_flashmla_C\.abi3\.so.*deep_gemm"):
+        external_providers(str(tmp_path))
+    (tmp_path / "_vllm_fa3_C.abi3.so.xz").touch()
+    assert len(external_providers(str(tmp_path))) == 4
 
 
 @pytest.mark.parametrize(
@@ -136,8 +162,17 @@ def test_a_library_that_is_not_here_says_how_to_get_it(
 
 def test_deepgemm_needs_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert cuda_home([None, str(tmp_path)]) is None
-    monkeypatch.setattr("gnomon.attention.providers.external.deepgemm.cuda_home", lambda: None)
-    provider = {p.name: p for p in external_providers()}["deepgemm"]
+    where = "gnomon.attention.providers.external.deepgemm_library.cuda_home"
+    monkeypatch.setattr(where, lambda: None)
+    assert (
+        "not installed"
+        in {p.name: p for p in external_providers()}["deepgemm"]
+        .supports("index_scores", HOPPER)
+        .reason
+    )
+    (tmp_path / "deep_gemm").mkdir()
+    (tmp_path / "deep_gemm" / "__init__.py").write_text("raise ValueError('it was imported')")
+    provider = {p.name: p for p in external_providers(str(tmp_path))}["deepgemm"]
     assert "nvcc" in provider.supports("index_scores", HOPPER).reason
     assert "CUDA_HOME" in provider.supports("index_scores", HOPPER).reason
 

@@ -8,14 +8,15 @@ query's scale, the softmax scale and the head weight become one fp32 weight a he
 Kernels are compiled by nvcc at first use, some five seconds each unless deepgemm_builds.py had them
 built ahead, and kept in ~/.deep_gemm: a CUDA toolkit is needed (CUDA_HOME).
 A cached key that holds NaN scores 0 through pages (relu drops the NaN of its codes), else NaN.
-Found as `deep_gemm`, inside vLLM, or in --provider-path (a folder, or deep_gemm-*.tar.xz).
+Shapes that the library lacks run in triton (portable.py). Not here: where it is found, and what of
+it each operator needs (deepgemm_library.py).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,16 +24,15 @@ from torch import Tensor
 from gnomon.attention.dispatch import Requirement, Sizes
 from gnomon.attention.layouts.base import PagedPool
 from gnomon.attention.ops.values import RowPages
+from gnomon.attention.providers.external import portable
 from gnomon.attention.providers.external.codes import key_codes, query_codes
 from gnomon.attention.providers.external.deepgemm_builds import Noting
-from gnomon.attention.providers.external.deepgemm_moe import GroupedProducts, kernel_of
-from gnomon.attention.providers.external.places import Places, cuda_home, missing
+from gnomon.attention.providers.external.deepgemm_library import DeepGemmLibrary, find, usable
+from gnomon.attention.providers.external.deepgemm_moe import kernel_of
+from gnomon.attention.providers.external.places import Places
 from gnomon.attention.providers.external.provider import EXTERNAL_RANK, ExternalProvider, Kernel
-from gnomon.attention.providers.torch.linear import linear_fp8 as plain_linear_fp8
-from gnomon.errors import UnsupportedError
 
 NAME = "deepgemm"
-URL = "https://github.com/deepseek-ai/DeepGEMM"
 PAGE_SIZE = 64
 HEAD_DIM = 128
 BLOCK_ROWS = 2048
@@ -71,33 +71,6 @@ REQUIREMENTS = {
     "linear_fp8": _PRODUCTS,
     "moe_fp8": _PRODUCTS,
 }
-
-
-class DeepGemmLibrary(GroupedProducts, Protocol):
-    """The functions of the package `deep_gemm` that are called here."""
-
-    def fp8_mqa_logits(
-        self,
-        q: Tensor,
-        kv: tuple[Tensor, Tensor],
-        weights: Tensor,
-        first_key: Tensor,
-        stop_key: Tensor,
-        *,
-        clean_logits: bool,
-    ) -> Tensor:
-        """[M, N] of q [M, H, D], kv ([N, D], [N]), weights [M, H]; −inf outside a row's keys."""
-
-    def get_paged_mqa_logits_metadata(
-        self, context_lens: Tensor, block_kv: int, num_sms: int
-    ) -> Tensor:
-        """The division of the work over SMs; runs on the device."""
-
-    def fp8_paged_mqa_logits(self, *arguments: Any, clean_logits: bool) -> Tensor:
-        """Scores [B · next_n, most] of q [B, next_n, H, D] over pages [pages, 64, 1, D + 4]."""
-
-    def fp8_gemm_nt(self, a: Codes, b: Codes, d: Tensor, *, disable_ue8m0_cast: bool) -> None:
-        """Into d [M, N]: a ([M, K], [M, K / 128]) · b ([N, K], [N / 128, K / 128])ᵀ."""
 
 
 class DeepGemm:
@@ -191,14 +164,14 @@ class DeepGemm:
     def linear_fp8(
         self, x_codes: Tensor, x_scales: Tensor, codes: Tensor, scales: Tensor, dtype: torch.dtype
     ) -> Tensor:
-        """[M, N] of x_codes [M, K], codes [N, K]; shapes that the library lacks run in torch.
+        """[M, N] of x_codes [M, K], codes [N, K].
 
         Many rows go by blocks of BLOCK_ROWS and the rest to triton: so they need one compiled
         kernel a weight, whatever M is, and a warm-up step has met it.
         """
         num_rows, num_columns = x_codes.shape[0], codes.shape[0]
         if dtype != torch.bfloat16 or num_columns % COLUMNS or x_codes.shape[1] % GROUP:
-            return plain_linear_fp8(x_codes, x_scales, codes, scales, dtype)
+            return portable.linear_fp8(x_codes, x_scales, codes, scales, dtype)
         out = torch.empty((num_rows, num_columns), dtype=dtype, device=codes.device)
         weight = codes, scales
         first = 0
@@ -273,26 +246,9 @@ def deepgemm_provider(places: Places) -> ExternalProvider:
     """The provider; the library is looked up when it is first asked for."""
 
     def load() -> Mapping[str, Kernel]:
-        module: Any = Noting(find(places))
+        library = find(places)
+        module: Any = Noting(library)
         num_sms = torch.cuda.get_device_properties(0).multi_processor_count
-        return DeepGemm(module, num_sms).kernels()
+        return usable(DeepGemm(module, num_sms).kernels(), library)
 
     return ExternalProvider(NAME, EXTERNAL_RANK, REQUIREMENTS, load)
-
-
-def find(places: Places) -> Any:
-    """The package; UnsupportedError if it is nowhere, cannot be imported or has no nvcc."""
-    if cuda_home() is None:
-        raise UnsupportedError(
-            "compiles its kernels with nvcc, and none is here: install a CUDA toolkit (12.3 or "
-            "later) and set CUDA_HOME"
-        )
-    module = places.module("deep_gemm")
-    if module is None:
-        raise missing("deep_gemm", URL, "deep_gemm or deep_gemm-*.tar.xz")
-    if not hasattr(module, "fp8_paged_mqa_logits"):
-        raise UnsupportedError(
-            f"deep_gemm {getattr(module, '__version__', '')} has no index scores "
-            "(fp8_paged_mqa_logits): 2.1 or later is needed"
-        )
-    return module

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from gnomon.attention.providers.torch.linear import moe_fp8 as plain_moe_fp8
+from gnomon.attention.providers.external import portable
 from gnomon.attention.providers.torch.linear import silu_quantise as plain_silu_quantise
 
 BLOCK = 128  # rows of one expert adjoin in multiples of it
@@ -74,11 +74,11 @@ def moe_fp8(
     is_power_of_two: bool,
     dtype: torch.dtype,
 ) -> Tensor:
-    """[R, D]; ``choices``: expert ids [R, k] and their weights. Shapes it lacks run in torch."""
+    """[R, D]; ``choices``: expert ids [R, k] and their weights. Shapes it lacks run in triton."""
     expert_ids, expert_weights = choices
     num_experts, width, hidden = gate_up[0].shape
     if dtype != torch.bfloat16 or hidden % GROUP or (width // 2) % GROUP:
-        return plain_moe_fp8(x, expert_ids, expert_weights, gate_up, down, is_power_of_two, dtype)
+        return portable.moe_fp8(x, choices, gate_up, down, is_power_of_two, dtype)
     if expert_ids.numel() == 0:
         return torch.zeros((x[0].shape[0], hidden), dtype=dtype, device=x[0].device)
     rows = sorted_rows(expert_ids, num_experts)

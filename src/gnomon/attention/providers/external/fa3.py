@@ -29,6 +29,7 @@ from gnomon.attention.providers.external.provider import EXTERNAL_RANK, External
 NAME = "fa3"
 MOST_ROWS = 8192  # whose numbers are kept
 URL = "https://github.com/Dao-AILab/flash-attention#subdirectory=hopper"
+FILE, PACKAGE = "_vllm_fa3_C.abi3.so", "flash_attn_interface"
 
 _ON_HOPPER = frozenset({9})
 _HALF = frozenset({torch.bfloat16, torch.float16})
@@ -215,14 +216,14 @@ def fa3_provider(places: Places) -> ExternalProvider:
 
 
 def find(places: Places) -> Forward:
-    """The library; UnsupportedError if it is nowhere or cannot be loaded."""
-    operators = places.operators("_vllm_fa3_C.abi3.so", "_vllm_fa3_C", "fwd")
+    """The library; UnsupportedError if it is nowhere, cannot be loaded or lacks the function."""
+    operators = places.operators(FILE, "_vllm_fa3_C", ("fwd",))
     if operators is not None:
         return forward_of_operators(operators)
-    module = places.module("flash_attn_interface")
+    module = places.module(PACKAGE, ("flash_attn_with_kvcache",))
     if module is not None:
         return forward_of_module(module)
-    raise missing("flash_attn_interface", URL, "_vllm_fa3_C.abi3.so (or .so.xz)")
+    raise missing(PACKAGE, URL, f"{FILE} (or .so.xz)")
 
 
 def forward_of_operators(operators: Any) -> Forward:

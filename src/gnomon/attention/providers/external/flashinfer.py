@@ -9,6 +9,7 @@ to one width, so row r's part of the page list starts at r · W.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -21,9 +22,12 @@ from gnomon.attention.layouts.base import PagedPool
 from gnomon.attention.providers.external.padding import empty_is_minus
 from gnomon.attention.providers.external.places import Places
 from gnomon.attention.providers.external.provider import UNVERIFIED_RANK, ExternalProvider, Kernel
-from gnomon.errors import UnsupportedError
+from gnomon.errors import MissingLibraryError
 
-NAME = "flashinfer"
+logger = logging.getLogger(__name__)
+
+NAME = PACKAGE = "flashinfer"
+WRAPPER = "BatchMLAPagedAttentionWrapper"
 WORKSPACE_BYTES = 128 << 20  # what the library's documentation asks for
 
 REQUIREMENTS = {
@@ -96,20 +100,24 @@ def flashinfer_provider(places: Places) -> ExternalProvider:
     """The provider; the library is looked up when it is first asked for."""
 
     def load() -> Mapping[str, Kernel]:
-        return FlashInferMla(find(places)).kernels()
+        make_wrapper = find(places)
+        logger.warning(
+            "flashinfer is unverified: gnomon's adapter has never run with it. It serves only "
+            "where it is forced; compare its answers (gnomon verify) before you rely on them"
+        )
+        return FlashInferMla(make_wrapper).kernels()
 
     return ExternalProvider(NAME, UNVERIFIED_RANK, REQUIREMENTS, load)
 
 
 def find(places: Places) -> Callable[[torch.device], Any]:
-    """What makes a wrapper; UnsupportedError if the library is not here."""
-    module = places.module("flashinfer")
-    wrapper = None if module is None else getattr(module, "mla", None)
-    if wrapper is None:
-        raise UnsupportedError("not installed; pip install flashinfer-python (unverified here)")
+    """What makes a wrapper; UnsupportedError if the library is not here or lacks the class."""
+    module: Any = places.module(PACKAGE, (f"mla.{WRAPPER}",))
+    if module is None:
+        raise MissingLibraryError("not installed; pip install flashinfer-python (unverified here)")
 
     def make(device: torch.device) -> Any:
         workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
-        return wrapper.BatchMLAPagedAttentionWrapper(workspace)
+        return getattr(module.mla, WRAPPER)(workspace)
 
     return make

@@ -34,6 +34,9 @@ DECODE_BLOCK = 64
 MOST_DECODE_ROWS = 256  # rows up to here are requests of their own, split over SMs by a schedule
 MOST_SCHEDULES = 64
 URL = "https://github.com/deepseek-ai/FlashMLA"
+FILE, PACKAGE = "_flashmla_C.abi3.so", "flash_mla"
+OPERATORS = ("sparse_prefill_fwd", "sparse_decode_fwd")
+FUNCTIONS = ("flash_mla_sparse_fwd", "flash_mla_with_kvcache", "get_mla_metadata")
 
 REQUIREMENTS = {
     "sparse_mla": Requirement(
@@ -158,14 +161,14 @@ def flashmla_provider(places: Places) -> ExternalProvider:
 
 
 def find(places: Places) -> FlashMlaLibrary:
-    """The library; UnsupportedError if it is nowhere or cannot be loaded."""
-    operators = places.operators("_flashmla_C.abi3.so", "_flashmla_C", "sparse_prefill_fwd")
+    """The library; UnsupportedError if it is nowhere, cannot be loaded or lacks an entry."""
+    operators = places.operators(FILE, "_flashmla_C", OPERATORS)
     if operators is not None:
         return library_of_operators(operators)
-    module = places.module("flash_mla")
+    module = places.module(PACKAGE, FUNCTIONS)
     if module is not None:
         return library_of_module(module)
-    raise missing("flash_mla", URL, "_flashmla_C.abi3.so")
+    raise missing(PACKAGE, URL, FILE)
 
 
 def library_of_operators(operators: Any) -> FlashMlaLibrary:

@@ -2,9 +2,10 @@
 
 In:  the folder of --provider-path (as shared/tools/fetch_anchors.sh leaves it; big files may be
      xz-compressed), the packages of this Python.
-Out: files that can be loaded, loaded torch operators, imported modules.
-Errors: UnsupportedError that says what is missing or why it cannot be loaded; the caller turns it
-     into the reason of a Verdict.
+Out: files that can be loaded, loaded torch operators, imported modules, each with all that will be
+     called of it.
+Errors: MissingLibraryError where a library is nowhere, UnsupportedError where it is there and
+     cannot be used, whatever goes wrong in it; the caller makes a Verdict's reason of them.
 Compressed files are unpacked once into ~/.cache/gnomon/providers (XDG_CACHE_HOME is heeded), under
 the hash of what is in them. Packages inside vLLM are loaded from its folder without importing vLLM.
 Not here: what the libraries are called with (flashmla.py, deepgemm.py, fa3.py, flashinfer.py).
@@ -29,12 +30,12 @@ from typing import Any
 
 import torch
 
-from gnomon.errors import ConfigError, UnsupportedError
+from gnomon.errors import ConfigError, MissingLibraryError, UnsupportedError
 
 logger = logging.getLogger(__name__)
 
 INSIDE_VLLM = (".", "vllm_flash_attn", "third_party")
-CANNOT_IMPORT = (ImportError, OSError, RuntimeError, AssertionError, AttributeError)
+ANYTHING = (Exception, SystemExit)  # what somebody else's module may do when it is imported
 
 
 class Places:
@@ -67,35 +68,74 @@ class Places:
                 return unpacked(archive) / name
         return None
 
-    def operators(self, file: str, namespace: str, probe: str) -> Any | None:
-        """``torch.ops.NAMESPACE`` after loading ``file``; None if the file is nowhere.
+    def operators(self, file: str, namespace: str, needed: Sequence[str]) -> Any | None:
+        """``torch.ops.NAMESPACE`` with the operators ``needed``, after loading ``file``.
 
-        ``probe``: an operator that shows that they are registered already.
+        None if the file is nowhere and they are not registered already.
         """
         found = getattr(torch.ops, namespace)
-        if hasattr(found, probe):
+        if not lacks(found, needed):
             return found
         path = self.file(file)
         if path is None:
             return None
         try:
             torch.ops.load_library(str(path))  # type: ignore[no-untyped-call]  # torch has no types
-        except OSError as error:
+        except Exception as error:
             raise UnsupportedError(f"{path} cannot be loaded: {_cause(error)}") from error
+        if lacking := lacks(found, needed):
+            raise UnsupportedError(
+                f"{path} has no torch operators {namespace}.{', '.join(lacking)}; a build that has "
+                "them is needed"
+            )
         return found
 
-    def module(self, name: str) -> ModuleType | None:
-        """The package ``name``: out of a folder if one has it, else as it is installed."""
+    def has_module(self, name: str) -> bool:
+        """Whether the package ``name`` is anywhere; nothing is imported."""
+        if name in sys.modules or self.package(name) is not None:
+            return True
+        return importlib.util.find_spec(name) is not None
+
+    def module(self, name: str, needed: Sequence[str] = ()) -> ModuleType | None:
+        """The package ``name``: out of a folder if one has it, else as it is installed.
+
+        ``needed``: what has to be in it, "mla.Wrapper". None if the package is nowhere.
+        """
+        try:
+            found = self._imported(name)
+        except ANYTHING as error:
+            raise UnsupportedError(f"{name} cannot be imported: {_cause(error)}") from error
+        if found is not None and (lacking := lacks(found, needed)):
+            raise UnsupportedError(
+                f"{name} {getattr(found, '__version__', '')} ({found.__file__}) has no "
+                f"{', '.join(lacking)}; a version that has is needed"
+            )
+        return found
+
+    def require_any(self, files: Sequence[str], packages: Sequence[str]) -> None:
+        """ConfigError if the user names a folder that holds none of these; nothing is unpacked."""
+        folder = self.folder
+        if folder is None:
+            return
+        is_there = any((folder / f"{name}{end}").exists() for name in files for end in ("", ".xz"))
+        for name in packages:
+            is_there |= (folder / name / "__init__.py").exists()
+            is_there |= any(folder.glob(f"{name}*.tar.xz"))
+        if not is_there:
+            raise ConfigError(
+                f"provider_path is {str(folder)!r}: nothing is in it that gnomon can use. Allowed "
+                f"are {', '.join(files)} (or with .xz), the packages {', '.join(packages)} (or "
+                "NAME-*.tar.xz). Unpack one there, or leave provider_path out"
+            )
+
+    def _imported(self, name: str) -> ModuleType | None:
         if name in sys.modules:
             return sys.modules[name]
         folder = self.package(name)
-        try:
-            if folder is not None:
-                return _imported_from(folder, name)
-            if importlib.util.find_spec(name) is not None:
-                return importlib.import_module(name)
-        except CANNOT_IMPORT as error:
-            raise UnsupportedError(f"{name} cannot be imported: {_cause(error)}") from error
+        if folder is not None:
+            return _imported_from(folder, name)
+        if importlib.util.find_spec(name) is not None:
+            return importlib.import_module(name)
         return None
 
     def _folders(self) -> list[Path]:
@@ -106,9 +146,21 @@ class Places:
         return folders
 
 
-def missing(package: str, url: str, file: str) -> UnsupportedError:
+def lacks(library: Any, names: Sequence[str]) -> list[str]:
+    """Which of the names, "part.function" or "function", the library does not have."""
+
+    def has(name: str) -> bool:
+        held = library
+        for part in name.split("."):
+            held = getattr(held, part, None)
+        return held is not None
+
+    return [name for name in names if not has(name)]
+
+
+def missing(package: str, url: str, file: str) -> MissingLibraryError:
     """What to say where a library is not here."""
-    return UnsupportedError(
+    return MissingLibraryError(
         f"not installed; pip install git+{url} (import name {package}), or --provider-path DIR "
         f"with {file}"
     )

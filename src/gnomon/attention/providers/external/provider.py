@@ -4,18 +4,22 @@ In:  a name, the requirement of each operator, a function that loads the library
      by operator, and fusions (ops/fusions.py), by name.
 Out: a Provider. The library is looked up once, at the first need that meets the requirement, so
      that a machine without a GPU never touches it; why it is not there becomes a Verdict's reason.
+     One that is there and cannot be used is told in the log as well: somebody wished for it.
 Not here: where libraries are found (places.py), how they are called (the adapters).
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from gnomon.attention.axes import RowAxis
 from gnomon.attention.dispatch import OpNeed, Requirement, Verdict
 from gnomon.attention.ops.fusions import FUSIONS
-from gnomon.errors import UnsupportedError
+from gnomon.errors import MissingLibraryError, UnsupportedError
+
+logger = logging.getLogger(__name__)
 
 Kernel = Callable[..., Any]
 EXTERNAL_RANK = 15  # behind kernels made for one GPU (10), before the portable ones (20)
@@ -79,4 +83,10 @@ class ExternalProvider:
                 self._found = self._load()
             except UnsupportedError as error:
                 self._found = str(error)
+                if not isinstance(error, MissingLibraryError):
+                    logger.warning(
+                        "%s is not used: %s. Others serve its operators (gnomon explain says who)",
+                        self.name,
+                        error,
+                    )
         return self._found
