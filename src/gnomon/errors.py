@@ -46,7 +46,10 @@ class UnsupportedError(GnomonError):
 
 
 class MissingLibraryError(UnsupportedError):
-    """A library of others is not installed; the message says how to get it. Nobody is at fault."""
+    """A library of others is not installed; the message says how to get it. Nobody is at fault.
+
+    A forced provider without its library: the CLI exits with 2. Out of a request: HTTP 400.
+    """
 
 
 class RequestError(GnomonError):

@@ -18,9 +18,10 @@ def error_classes() -> list[type[BaseException]]:
 
 
 def test_one_except_clause_catches_them_all():
-    assert len(error_classes()) == 10
+    assert len(error_classes()) == 11
     assert all(issubclass(error, errors.GnomonError) for error in error_classes())
     assert issubclass(errors.CheckpointError, errors.ConfigError)
+    assert issubclass(errors.MissingLibraryError, errors.UnsupportedError)
 
 
 def test_request_error_names_field_code_and_status():
