@@ -95,12 +95,13 @@ class Indexer:
     def _key_and_weights(self, h: SharedInput, step: AttentionStep) -> tuple[Tensor, Tensor | None]:
         """Raw keys [R, Di] of all rows; their heads' weights [R, Hi] too, if all are SPARSE."""
         sparse, weight, parts = step.plan.sparse, self.key.weight, self.head_weights.parts
-        are_all = sparse is not None and sparse.rows is None
-        if are_all and parts is not None and isinstance(weight, Tensor):
-            both = index_products(step.ops, h.values, weight, parts, self.num_heads)
-            if both is not None:
-                return both
-        return self.key(h, step.ops), None
+        plain = weight if isinstance(weight, Tensor) else None  # FP8 keys: beside q_a and kv_a
+        key = self.key(h, step.ops) if plain is None else None
+        weights = None
+        if sparse is not None and sparse.rows is None and parts is not None:
+            made, weights = index_products(step.ops, h.values, plain, parts, self.num_heads)
+            key = made if key is None else key
+        return self.key(h, step.ops) if key is None else key, weights
 
     def weigh(
         self, h: SharedInput, query: RowTensor, weights: Tensor | None, step: AttentionStep

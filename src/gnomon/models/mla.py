@@ -63,6 +63,7 @@ class LatentAttention:
     scale: float
     latent_eps: float
     inputs: tuple[Linear, ...]  # q_a [rq, D] and kv_a [D_c + D_r, D], or both as one product
+    between: Linear | None  # the layer of that product's columns between theirs, if there is one
     q_rank: int
     q_a_norm: Tensor  # [rq]
     q_b: Linear  # [H * (dn + D_r), rq]
@@ -73,14 +74,24 @@ class LatentAttention:
     output: Linear  # [D, H * dv]
 
     @classmethod
-    def of(cls, params: Mapping[str, Param], layer: int, config: ModelConfig) -> LatentAttention:
-        """Take layer ``layer``'s attention weights; W_UK and W_UV are views of kv_b."""
+    def of(
+        cls,
+        params: Mapping[str, Param],
+        layer: int,
+        config: ModelConfig,
+        beside: Linear | None = None,
+    ) -> LatentAttention:
+        """Take layer ``layer``'s attention weights; W_UK and W_UV are views of kv_b.
+
+        ``beside``: another layer that reads the block's input, the indexer's keys.
+        """
         prefix = f"layers.{layer}.attn"
         heads, nope = config.num_attention_heads, config.qk_nope_head_dim
         q_a_norm = tensor(params, f"{prefix}.q_a_norm.weight")
         kv_b = dequantised(params[f"{prefix}.kv_b.weight"], q_a_norm.dtype)
         q_a, kv_a = Linear.of(params, f"{prefix}.q_a"), Linear.of(params, f"{prefix}.kv_a")
         up = kv_b.view(heads, nope + config.v_head_dim, config.kv_lora_rank)
+        inputs, between = _joined_inputs(q_a, beside, kv_a)
         return cls(
             part=latent_part(layer),
             num_heads=heads,
@@ -88,7 +99,8 @@ class LatentAttention:
             latent_dim=config.kv_lora_rank,
             scale=config.softmax_scale(),
             latent_eps=config.latent_norm_eps,
-            inputs=fused(q_a, kv_a),
+            inputs=inputs,
+            between=between,
             q_rank=config.q_lora_rank,
             q_a_norm=q_a_norm,
             q_b=Linear.of(params, f"{prefix}.q_b"),
@@ -102,12 +114,16 @@ class LatentAttention:
     def enter(self, h: SharedInput, step: AttentionStep) -> tuple[SharedInput, Tensor]:
         """The query latent cq [R, rq], normalised, and raw key latents [R, D_c + D_r].
 
-        cq is what the indexer reads too. Rows may be strided: both may be parts of one product.
+        cq is what the indexer reads too. Rows may be strided: both may be parts of one product,
+        and what that made for others is told to ``h``.
         """
         products = [layer(h, step.ops) for layer in self.inputs]
+        q_raw, kv_raw = products[0], products[-1]
         if len(products) == 1:
-            products = [products[0][:, : self.q_rank], products[0][:, self.q_rank :]]
-        q_raw, kv_raw = products
+            end = self.q_rank + (0 if self.between is None else self.between.num_outputs)
+            q_raw, kv_raw = q_raw[:, : self.q_rank], q_raw[:, end:]
+            if self.between is not None:
+                h.made[self.between] = products[0][:, self.q_rank : end]
         _, q_latent, in_fp8 = step.ops.norm_quantise(
             q_raw, None, (self.q_a_norm, self.latent_eps), scale_kind(self.q_b.weight)
         )
@@ -215,6 +231,17 @@ class LatentAttention:
         heads = step.ops.linear(latent, self.kv_b).view(len(latent), self.num_heads, -1)
         key_nope, value = heads[..., : self.nope_dim], heads[..., self.nope_dim :]
         return torch.cat((key_nope, rope[:, None].expand(-1, self.num_heads, -1)), dim=-1), value
+
+
+def _joined_inputs(
+    q_a: Linear, beside: Linear | None, kv_a: Linear
+) -> tuple[tuple[Linear, ...], Linear | None]:
+    """Both as one product where that may be, with the layer ``beside`` them or without it."""
+    if beside is not None:
+        inputs = fused(q_a, beside, kv_a)  # kv_a last: it ends within a block
+        if len(inputs) == 1:
+            return inputs, beside
+    return fused(q_a, kv_a), None
 
 
 def latent_part(layer: int) -> str:

@@ -5,8 +5,9 @@ Out: a tensor per parameter. Matrices N(0, 1 / fan-in), embedding N(0, 1), norm 
      index key bias 0.1 N, router correction bias 0.05 N (oracle_math §3.1): logits have a standard
      deviation near 1 and no part of the maths is switched off. transformers' own initialisation
      (std 0.02, biases 0, norms 1) hides faults and is not used.
-     A model whose config has block FP8 gets linear layers that went through FP8: as codes and
-     scales (`random_weights` with `has_fp8`), or as the numbers that they stand for.
+     A model whose config has block FP8 gets the linear layers that are FP8 in published files
+     (oracle_math §2.3) through FP8: as codes and scales (`random_weights` with `has_fp8`), or as
+     the numbers that they stand for.
 Not here: shapes (tiny_shapes, anchor_shapes), meaning: the text of such a model says nothing.
 
 Each tensor has its own generator, seeded with (seed, name), and is drawn in float32: it does not
@@ -33,7 +34,6 @@ from gnomon.models.quantised import dequantise_blocks, may_stay_fp8, quantise_bl
 
 LARGE = 1 << 22  # numbers of a tensor that a GPU draws itself
 ROWS_AT_ONCE = 8192  # a multiple of a block's rows
-NEVER_FP8 = ".indexer.wk."  # plain in the models that benchmarks compare with
 ALSO_FP8 = ".attn.kv_b."  # FP8 in files, though it is never multiplied so
 
 
@@ -73,8 +73,6 @@ def random_weights(
 
 
 def _is_quantised(spec: ParamSpec) -> bool:
-    if NEVER_FP8 in spec.name:
-        return False
     return may_stay_fp8(spec) or ALSO_FP8 in spec.name
 
 

@@ -81,8 +81,9 @@ class DecoderLayer:
     def of(cls, params: Mapping[str, Param], layer: int, config: ModelConfig) -> DecoderLayer:
         """Take layer ``layer`` from ``params``."""
         dense = config.is_dense_layer(layer)
-        attention = LatentAttention.of(params, layer, config)
         indexer = Indexer.of(params, layer, config) if config.has_indexer(layer) else None
+        keys = None if indexer is None else indexer.key
+        attention = LatentAttention.of(params, layer, config, beside=keys)
         return cls(
             input_norm=tensor(params, f"layers.{layer}.input_norm.weight"),
             post_norm=tensor(params, f"layers.{layer}.post_norm.weight"),

@@ -42,10 +42,11 @@ def one_output(build: Build) -> Build:
     )
 
 
-def addition(arch: int) -> Build:
+def addition(arch: int, first: str = "*bf16") -> Build:
+    """``first``: fp32 where there is none and the second stands in for it."""
     constants = {"SPLITS": 16, "BLOCK": 256, "IS_EARLY": arch >= 90}
     signature = {
-        **{"sums": "*fp32", "first": "*bf16", "second": "*fp32"},
+        **{"sums": "*fp32", "first": first, "second": "*fp32"},
         **dict.fromkeys(("num_rows", "N1", "N2"), "i32"),
         **dict.fromkeys(constants, "constexpr"),
     }
@@ -60,6 +61,7 @@ BUILDS = [
     addition(90),
     *(product(16, arch) for arch in (80, 89, 120)),
     one_output(product(16, 90)),
+    addition(90, first="*fp32"),
 ]
 
 

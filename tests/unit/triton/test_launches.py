@@ -1,6 +1,7 @@
 """A decode step of a whole FP8 model by the triton provider, under the interpreter.
 
-How many kernels a MoE layer launches, and that with fusions it computes what it does without.
+How many kernels a MoE layer launches, that a published checkpoint's layer launches the same ones,
+and that with fusions it computes what it does without.
 
 Counted are kernels and those operators of torch that run one on a GPU. Splits of K, which tiny
 layers do not have, add a launch to a few products: tests/gpu/test_launches.py counts those too.
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,9 +23,14 @@ from triton.runtime import interpreter
 from gnomon.attention.dispatch import OpNeed, bind_operators
 from gnomon.attention.ops.operators import Operators
 from gnomon.attention.providers.triton import PROVIDER
+from gnomon.models.checkpoint import read_checkpoint
+from gnomon.models.config import ModelConfig
+from gnomon.models.export import save_checkpoint
 from gnomon.models.feed_forward import MixtureOfExperts
-from gnomon.models.linear import WideLinear, exact_parts
-from gnomon.models.random_model import random_weights
+from gnomon.models.linear import Param, WideLinear, exact_parts
+from gnomon.models.load_plan import plan_load
+from gnomon.models.loading import load_planned
+from gnomon.models.random_model import random_params, random_weights
 from gnomon.models.registry import build_model
 from gnomon.models.sparse_mla_model import DecoderLayer
 from tests.laws.bugs.tiny import NUM_POSITIONS, Bench, Request, token_list
@@ -93,10 +100,23 @@ def as_on_a_gpu(layer: DecoderLayer) -> DecoderLayer:
     return replace(layer, indexer=indexer, feed_forward=block)
 
 
-def decoding(kv_layout: str) -> tuple[Bench, list[Request]]:
-    """A model with requests whose prompts but one token are in the cache."""
+def published(config: ModelConfig, folder: Path) -> dict[str, Param]:
+    """The weights of a folder in the published format, with every matrix FP8 that is FP8 there."""
+    plain = random_params(config, 0, torch.float32)
+    save_checkpoint(folder, config, plain, shards=2, dtype=BF16, fp8=config.quantization)
+    return load_planned(plan_load(read_checkpoint(folder), config), BF16, has_fp8=True)
+
+
+def decoding(kv_layout: str, folder: Path | None = None) -> tuple[Bench, list[Request]]:
+    """A model with requests whose prompts but one token are in the cache.
+
+    Its weights are random, or those of a checkpoint that is written to ``folder``.
+    """
     bench = Bench("T0", FIELDS, page_size=16, num_pages=40, kv_layout=kv_layout, dtype=BF16)
-    params = random_weights(bench.config, 0, BF16, has_fp8=True)
+    if folder is None:
+        params = random_weights(bench.config, 0, BF16, has_fp8=True)
+    else:
+        params = published(bench.config, folder)
     bench.model = build_model(bench.config, params, NUM_POSITIONS)
     lengths = {"a": 44, "b": 45, "c": 46}
     requests = [bench.request(name, token_list(n, n)) for name, n in lengths.items()]
@@ -132,17 +152,42 @@ def run(bench: Bench, requests: list[Request], ops: Operators) -> Tensor:
     return hidden
 
 
-@pytest.mark.parametrize("kv_layout", ["fp8", "auto"])
-def test_a_moe_layer_launches_few_kernels(kv_layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench, requests = decoding(kv_layout)
+def launches(
+    bench: Bench, requests: list[Request], kv_layout: str, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Counter[str], Tensor]:
+    """Of the second layer, which has experts; and the hidden rows."""
     ops = operators(bench, kv_layout)
     counter = LaunchCounter(monkeypatch)
     ops.begin_layer = counter.begin_layer  # type: ignore[method-assign]  # where a layer begins
     with counter:
-        run(bench, requests, ops)
-    layer = counter.by_layer[1]
+        hidden = run(bench, requests, ops)
+    return counter.by_layer[1], hidden
+
+
+@pytest.mark.parametrize("kv_layout", ["fp8", "auto"])
+def test_a_moe_layer_launches_few_kernels(kv_layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, _ = launches(*decoding(kv_layout), kv_layout, monkeypatch)
     shown = "\n".join(f"{count} {name}" for name, count in sorted(layer.items()))
     assert layer.total() <= 20, shown
+
+
+def test_a_published_checkpoint_gets_every_fusion(tmp_path: Path) -> None:
+    """The same launches as a random model, and the same numbers: nothing is left unjoined."""
+    found = []
+    for folder in (None, tmp_path):
+        bench, requests = decoding("fp8", folder)
+        with pytest.MonkeyPatch.context() as patch:
+            found.append(launches(bench, requests, "fp8", patch))
+        layer = bench.model.layers[1]
+        assert len(layer.attention.inputs) == 1
+        assert layer.indexer is not None
+        assert layer.attention.between is layer.indexer.key
+        assert layer.queries is not None
+        assert isinstance(layer.feed_forward, MixtureOfExperts)
+        assert layer.feed_forward.shared is None
+    (kernels, random), (others, loaded) = found
+    assert kernels == others
+    torch.testing.assert_close(loaded, random, rtol=0, atol=0.05 * float(random.std()))
 
 
 def test_fusions_compute_what_their_parts_do() -> None:

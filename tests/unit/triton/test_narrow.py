@@ -40,6 +40,15 @@ def test_both_products_are_exact(
     assert torch.equal(found[1].double(), x.double() @ summed.T)
 
 
+def test_head_weights_without_keys() -> None:
+    generator = Generator().manual_seed(5)
+    x, weights = (whole(generator, (n, 800), torch.bfloat16) for n in (3, 2 * 6))
+    found = index_products(x, None, weights, 6)
+    assert found is not None
+    assert found[0] is None
+    assert torch.equal(found[1].double(), x.double() @ weights.double().view(2, 6, 800).sum(0).T)
+
+
 def test_more_splits_than_steps_leave_zeros() -> None:
     """K of 6 and more steps in 5 parts of 2: the last has nothing to add."""
     generator = Generator().manual_seed(2)

@@ -206,17 +206,18 @@ def route_experts(
 
 
 def index_products(
-    ops: Operators, x: Tensor, key: Tensor, parts: Tensor, num_heads: int
-) -> tuple[Tensor, Tensor] | None:
+    ops: Operators, x: Tensor, key: Tensor | None, parts: Tensor, num_heads: int
+) -> tuple[Tensor | None, Tensor | None]:
     """(x · keyᵀ [M, Di], x · (sum of parts [P * Hi, K])ᵀ [M, Hi] fp32) of x [M, K].
 
-    None where no launch gives both: then they are products of their own.
+    Without a key its product is None. Both are None where no launch gives them: then they are
+    products of their own.
     """
     fused = ops.fusions.get("index_products")
     if fused is None:
-        return None
-    both: tuple[Tensor, Tensor] | None = fused(x, key, parts, num_heads)
-    return both
+        return None, None
+    both: tuple[Tensor | None, Tensor] | None = fused(x, key, parts, num_heads)
+    return (None, None) if both is None else both
 
 
 def route_products(

@@ -1,7 +1,7 @@
 """Products of few rows with narrow plain weights that read one input, K in parts: wk and the head
-weights of an indexer in one launch, a router's logits.
+weights of an indexer in one launch (the latter alone where wk is FP8), a router's logits.
 
-In:  x [M, K] in bf16 or fp16, `first` [N1, K] (N1 may be 0) and `second` [P * N2, K], P matrices
+In:  x [M, K] in bf16 or fp16, `first` [N1, K] (None: N1 is 0) and `second` [P * N2, K], P matrices
      whose sum is the weight, one below the other; all of x's dtype.
 Out: `index_products`: x · firstᵀ in x's dtype and x · (Σ_p second_p)ᵀ in fp32.
      `narrow_sums`: parts [S, M, N1 + N2] fp32 whose sum, first to last, both are.
@@ -153,19 +153,21 @@ def narrow_sums(x: Tensor, first: Tensor | None, second: Tensor, num_columns: in
 
 
 def index_products(
-    x: Tensor, first: Tensor, second: Tensor, num_columns: int
-) -> tuple[Tensor, Tensor] | None:
+    x: Tensor, first: Tensor | None, second: Tensor, num_columns: int
+) -> tuple[Tensor | None, Tensor] | None:
     """(x · firstᵀ [M, N1], x · (Σ second)ᵀ [M, N2] fp32); None for many rows or none."""
-    if not _is_served(x, first, second):
+    if not _is_served(x, second if first is None else first, second):
         return None
     sums = narrow_sums(x, first, second, num_columns)
     splits, num_rows, width = sums.shape
-    one = torch.empty((num_rows, first.shape[0]), dtype=x.dtype, device=x.device)
+    num_first = 0 if first is None else first.shape[0]
     other = torch.empty((num_rows, num_columns), dtype=torch.float32, device=x.device)
+    one = None if first is None else x.new_empty((num_rows, num_first))
     is_early = can_launch_early(x.device)
     block = min(BLOCK, padded(width))
     add_narrow[(num_rows, triton.cdiv(width, block))](
-        sums, one, other, num_rows, first.shape[0], num_columns, splits, block, is_early,
+        sums, other if one is None else one, other, num_rows, num_first, num_columns,
+        splits, block, is_early,
         **({"launch_pdl": True} if is_early else {}),
     )  # fmt: skip
     return one, other
