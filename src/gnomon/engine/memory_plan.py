@@ -21,16 +21,15 @@ import torch
 from gnomon.attention.plan import Budget
 from gnomon.engine.machine import GIB, Machine
 from gnomon.errors import ConfigError
-from gnomon.models.config import ModelConfig
+from gnomon.models.config import BlockFp8, ModelConfig
 from gnomon.models.params import ParamSpec, param_dtype, param_specs
+from gnomon.models.quantised import may_stay_fp8
 
 DEFAULT_UTILIZATION = 0.9  # of a GPU's memory
 RESERVE_BYTES = 1 * GIB  # CUDA's context and libraries, kernels' workspaces, fragments
 GPU_BUDGET = Budget(score_bytes=512 << 20, context_rows=32768)
 SAMPLING_BYTES = 44  # a logit of a row that is drawn: float32 twice, float64 and int64 twice each
 SEGMENT_ROW_BYTES = 4096  # of a captured prefill row: rotations of every size, ids, slots
-ATTENTION_FP8 = ("attn.q_a.", "attn.q_b.", "attn.kv_a.", "attn.o.", "indexer.w")
-FP8_MATRICES = (*ATTENTION_FP8, "mlp.", "shared.", "experts.")
 HEAD_ROWS = ("attn.q_b.", "attn.kv_b.")  # divided along their first axis
 HEAD_COLUMNS = ("attn.o.",)  # along their last
 SPLIT_INNER = ("mlp.", "shared.")  # gate_up along its first axis, down along its last
@@ -123,18 +122,23 @@ def require_room(plan: MemoryPlan) -> None:
         )
 
 
-def weight_bytes_of(model: ModelConfig, dtype: torch.dtype, num_ranks: int = 1) -> int:
-    """Bytes of one rank's weights: FP8 matrices stay FP8 where the checkpoint has them."""
-    return sum(_param_bytes(spec, model, dtype, num_ranks) for spec in param_specs(model))
+def weight_bytes_of(
+    model: ModelConfig, dtype: torch.dtype, num_ranks: int = 1, has_fp8: bool = True
+) -> int:
+    """Bytes of one rank's weights. ``has_fp8``: FP8 matrices of the checkpoint stay FP8."""
+    block = model.quantization if has_fp8 else None
+    return sum(_param_bytes(spec, dtype, block, num_ranks) for spec in param_specs(model))
 
 
-def _param_bytes(spec: ParamSpec, model: ModelConfig, dtype: torch.dtype, num_ranks: int) -> int:
-    count = math.prod(_rank_shape(spec, num_ranks))
-    is_matrix = len(spec.shape) > 1 and not spec.keep_fp32
-    if model.quantization is not None and is_matrix and _has(spec.name, FP8_MATRICES):
-        block = model.quantization.block_rows * model.quantization.block_columns
-        return count + 4 * -(-count // block)
-    return count * param_dtype(spec, dtype).itemsize
+def _param_bytes(
+    spec: ParamSpec, dtype: torch.dtype, block: BlockFp8 | None, num_ranks: int
+) -> int:
+    *others, rows, columns = 1, *_rank_shape(spec, num_ranks)
+    count = math.prod(others) * rows * columns
+    if block is None or not may_stay_fp8(spec):
+        return count * param_dtype(spec, dtype).itemsize
+    blocks = -(-rows // block.block_rows) * -(-columns // block.block_columns)
+    return count + 4 * math.prod(others) * blocks
 
 
 def _rank_shape(spec: ParamSpec, num_ranks: int) -> tuple[int, ...]:

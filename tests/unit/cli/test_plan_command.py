@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from typer.testing import CliRunner
@@ -59,3 +60,40 @@ def test_tp_belongs_to_plan_alone():
 )
 def test_unknown_names_are_answered_with_known_ones(arguments, named):
     assert named in str(planned(*arguments).exception)
+
+
+def test_weights_that_are_dequantised_take_twice_as_much():
+    kept, asked, unable = (
+        planned("deepseek-v3.2", "--tp", "32", *flags, "--json").stdout
+        for flags in ((), ("--weights", "dequantise"), ("--gpu", "a100-80"))
+    )
+    sizes = [
+        float(next(line for line in json.loads(text)["lines"] if "weights" in line).split()[1])
+        for text in (kept, asked, unable)
+    ]
+    assert sizes[1] == sizes[2]
+    assert 1.8 < sizes[1] / sizes[0] < 2.0
+    assert json.loads(kept)["weights"].startswith("fp8")
+    assert json.loads(unable)["weights"].startswith("dequantise")
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (("--tp", "3"), r"tp is 3: .* 128 heads.*Allowed are 1, 2, 4, 8, 16, 32, 64"),
+        (("--tp", "1000"), "tp is 1000"),
+        (("--device", "cpu"), "plan is for GPUs"),
+        (("--decode-backend", "nonsense"), r"decode_backend is 'nonsense'.*flashmla"),
+        (("--kv-layout", "fp9"), "cache layout 'fp9'"),
+        (("--max-model-len", "1000000"), "max_position_embeddings = 163840"),
+    ],
+)
+def test_what_no_memory_would_mend_is_refused_and_not_called_a_misfit(flags, named):
+    result = planned("deepseek-v3.2", "--tp", "8", *flags)
+    assert isinstance(result.exception, ConfigError)
+    assert re.search(named, str(result.exception))
+    assert "does not fit" not in result.stdout
+
+
+def test_forced_backends_by_name_are_planned():
+    assert planned("deepseek-v3.2", "--tp", "8", "--decode-backend", "triton").exit_code == 0

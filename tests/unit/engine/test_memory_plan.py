@@ -28,8 +28,9 @@ from gnomon.engine.memory_plan import (
 from gnomon.engine.resolve import resolve
 from gnomon.errors import ConfigError
 from gnomon.models.config_reading import read_config
-from gnomon.models.params import param_specs
+from gnomon.models.params import param_dtype, param_specs
 from gnomon.models.published_shapes import PUBLISHED, published_shape
+from gnomon.models.quantised import may_stay_fp8
 from gnomon.models.sources import parse_model_spec
 
 V32 = read_config(published_shape("deepseek-v3.2"), {})
@@ -56,6 +57,25 @@ def test_weights_that_are_not_quantised_take_their_dtype():
         torch.Size(spec.shape).numel() * (4 if spec.keep_fp32 else 2) for spec in param_specs(TINY)
     )
     assert weight_bytes_of(TINY, torch.bfloat16) == expected
+
+
+def test_fp8_weights_count_as_they_are_loaded():
+    num_params = sum(torch.Size(spec.shape).numel() for spec in param_specs(V32))
+    wide = weight_bytes_of(V32, torch.bfloat16, has_fp8=False)
+    assert 2 * num_params <= wide < 2.01 * num_params
+    edges = parse_model_spec("random:deepseek_v32,layers=1,fp8=true,hidden=160,q_rank=130").config
+    held = weight_bytes_of(edges, torch.bfloat16)
+    assert held == sum(_loaded_bytes(spec) for spec in param_specs(edges))
+
+
+def _loaded_bytes(spec):
+    """By plain loops over blocks; what is multiplied in other numbers keeps its own dtype."""
+    if not may_stay_fp8(spec):
+        return torch.Size(spec.shape).numel() * param_dtype(spec, torch.bfloat16).itemsize
+    *others, rows, columns = spec.shape
+    count = torch.Size(others).numel() if others else 1
+    scales = sum(1 for _ in range(0, rows, 128) for _ in range(0, columns, 128))
+    return count * (rows * columns + 4 * scales)
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4, 8, 16])
