@@ -6,7 +6,7 @@ Out: lines "shape operator  median µs  p10 p90  ratio  same sets": ratio = the 
 How: ours gives sorted ids (and, as "with slots", their slots); vLLM's give the ids in any order. A
      captured call each, eager where it cannot be captured; cold L2; they take turns
      (gnomon.bench.timing). A peer that fails prints why, and the others go on.
-Usage: PYTHONPATH=src python bench/topk_peers.py --peers .anchors_topk [--json FILE] [--first 3]
+Usage: PYTHONPATH=src python bench/topk_peers.py --peers .anchors_topk [--json FILE] [--first 6]
 """
 
 from __future__ import annotations
@@ -39,10 +39,12 @@ SHAPES = (
     (4096, 65_536),
     (64, 131_072),
     (1, 131_072),
+    (1, 32_768),
+    (16, 32_768),
+    (16, 131_072),
     (2048, 65_536),
     (2048, 8192),
     (256, 32_768),
-    (16, 32_768),
 )
 Call = Callable[[], Any]
 

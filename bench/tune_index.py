@@ -5,7 +5,8 @@ In:  optionally ANCHORS=DIR (fetch_anchors.sh DIR: DeepGEMM) and VLLM_TOPK=FILE.
 Out: lines "operator shape tile  µs  TFLOP/s or GB/s  ratio": ratio = anchor's time / ours, of the
      anchor run here if it is given, else of the figure in anchors_h200.json (another run, "~").
 How: captured calls, cold L2, medians, all tiles of a cell in turns (gnomon.bench.timing).
-Usage: PYTHONPATH=src python bench/tune_index.py [flat] [paged] [topk]     (all three by default)
+Usage: PYTHONPATH=src python bench/tune_index.py [flat] [paged] [few] [many]   (all by default);
+     few and many: rows of top-k
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -47,10 +49,16 @@ SEARCHES = {
     "many, 3 stages": topk.Search(4096, 4096, 4096, 8, 4, 64, 1024, 3),
     "many, 8192, 3 stages": topk.Search(8192, 4096, 4096, 16, 2, 64, 2048, 3),
     "few": topk.Search(8192, 4096, 8192, 16, 1, None, 2048, 4),
-    "few, 1 stage": topk.Search(8192, 4096, 8192, 16, 1, None, 2048, 1),
-    "few, 32 warps": topk.Search(8192, 4096, 8192, 32, 1, None, 2048, 4),
-    "few, 3 of 16384": topk.Search(8192, 4096, 16_384, 16, 1, None, 2048, 3),
     "few, cap 4096": topk.Search(4096, 4096, 8192, 16, 1, None, 2048, 4),
+    "shared": topk.Split(8192, 4096, 2048, 8, 8192, 16),
+    "shared, in turns": topk.Split(8192, 4096, 2048, 8, 8192, 16, is_early=False),
+    "shared, sample 2048": topk.Split(8192, 2048, 2048, 8, 8192, 16),
+    "shared, parts of 4096": topk.Split(8192, 4096, 4096, 8, 8192, 16),
+    "shared, 4096 by 16 warps": topk.Split(8192, 4096, 4096, 16, 8192, 16),
+    "shared, 32 warps": topk.Split(8192, 4096, 2048, 8, 8192, 32),
+    "shared, cap 16384": topk.Split(16_384, 4096, 2048, 8, 8192, 32),
+    "shared, one a processor": topk.Split(8192, 4096, 2048, 8, 8192, 16, programs=1),
+    "shared, four a processor": topk.Split(8192, 4096, 2048, 8, 8192, 16, programs=4),
 }
 KNOWN = {  # µs, anchors_h200.json
     "flat 2048 x 65536 H64": 2222.9,
@@ -235,25 +243,52 @@ def best_cell(num_rows: int, num_keys: int) -> None:
     report(f"topk {num_rows} x {num_keys}", calls, 4e3 * num_rows * num_keys, "GB/s")
 
 
-def best() -> None:
-    for shape in (
-        (64, 131_072),
-        (1, 131_072),
-        (4096, 65_536),
-        (2048, 8192),
-        (256, 32_768),
-        (16, 32_768),
-        (8192, 8192),
-        (64, 8192),
-        (1, 8192),
-    ):
+FEW_ROWS = (
+    (1, 131_072),
+    (16, 32_768),
+    (64, 131_072),
+    (16, 131_072),
+    (1, 32_768),
+    (64, 32_768),
+    (128, 32_768),
+    (1, 8192),
+    (64, 8192),
+    (256, 32_768),
+)
+MANY_ROWS = ((4096, 65_536), (2048, 8192), (8192, 8192))
+
+
+def compile_searches(num_rows: int, names: list[str]) -> None:
+    """All of these, in threads: one after the other they take a minute."""
+    scores = torch.zeros(num_rows, 16_384, device="cuda")
+    count = torch.zeros(num_rows, dtype=torch.int32, device="cuda")
+    rows = RowPages(torch.ones(1, 256, dtype=torch.int32, device="cuda"), count, PAGE)
+    out = topk.topk_slots(None, count, 2048, False, rows)
+    with ThreadPoolExecutor(16) as pool:
+        for name in names:
+            pool.submit(topk._launch, scores, count, 2048, out, rows, SEARCHES[name])
+    torch.cuda.synchronize()
+
+
+def best_of(shapes: tuple[tuple[int, int], ...]) -> None:
+    is_many = shapes is MANY_ROWS
+    compile_searches(shapes[0][0], [one for one in SEARCHES if one.startswith("many") == is_many])
+    for shape in shapes:
         best_cell(*shape)
+
+
+def few() -> None:
+    best_of(FEW_ROWS)
+
+
+def many() -> None:
+    best_of(MANY_ROWS)
 
 
 if __name__ == "__main__":
     torch.manual_seed(0)
-    wanted = sys.argv[1:] or ["flat", "paged", "topk"]
-    for name, run in (("flat", flat), ("paged", paged), ("topk", best)):
+    wanted = sys.argv[1:] or ["flat", "paged", "few", "many"]
+    for name, run in (("flat", flat), ("paged", paged), ("few", few), ("many", many)):
         if name in wanted:
             begin = time.time()
             run()

@@ -61,13 +61,22 @@ def test_every_case_of_the_spec(k: int) -> None:
 
 @pytest.mark.parametrize("k", [1, 63, 512, 1000, 1024, 2047, 2048])
 @pytest.mark.parametrize(
-    ("rows", "columns"), [(300, 9001), (300, 70_000), (5, 131_072), (3, 1 << 20)]
+    ("rows", "columns"),
+    [
+        (300, 9001),
+        (300, 70_000),
+        (5, 131_072),
+        (3, 1 << 20),
+        (1, 163_840),
+        (16, 40_001),
+        (70, 70_000),
+    ],
 )
 def test_random_rows(rows: int, columns: int, k: int) -> None:
     generator = torch.Generator("cuda").manual_seed(k)
     scores = torch.randn(rows, columns, generator=generator, device="cuda")
     count = torch.randint(0, columns + 1, (rows,), generator=generator, device="cuda")
-    count[:3] = torch.tensor([columns, k, k + 1])
+    count[:3] = torch.tensor([columns, k, k + 1][:rows])
     count = count.to(torch.int32)
     agrees(topk().topk(scores, count, k, True), scores, count, k)
 
@@ -103,9 +112,10 @@ def hostile_rows(columns: int) -> Tensor:
 
 @pytest.mark.parametrize("columns", [4097, 12_000, 65_536, 131_072])
 @pytest.mark.parametrize("k", [64, 512, 2048])
-def test_hostile_rows(columns: int, k: int) -> None:
-    scores = hostile_rows(columns)
-    scores = scores.repeat(20, 1)[:320] if columns < 20_000 else scores  # both forms of the search
+@pytest.mark.parametrize("times", [1, 6, 20])
+def test_hostile_rows(columns: int, k: int, times: int) -> None:
+    """Few rows, of which each is shared by several programs, some, and many."""
+    scores = hostile_rows(columns).repeat(times, 1)
     count = torch.full((len(scores),), columns, dtype=torch.int32, device="cuda")
     agrees(topk().topk(scores, count, k, True), scores, count, k)
     agrees(topk().topk(scores, count - 1, k, True), scores, count - 1, k)
@@ -121,6 +131,29 @@ def test_every_length_near_the_limits(k: int) -> None:
         count = torch.tensor(lengths * num, dtype=torch.int32, device="cuda")
         scores = torch.randn(len(count), max(lengths), generator=generator, device="cuda")
         agrees(topk().topk(scores, count, k, True), scores, count, k)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 16])
+def test_short_rows_of_a_wide_table(rows: int) -> None:
+    """As captured decode has them: as wide as the longest context, whatever the lengths."""
+    generator = torch.Generator("cuda").manual_seed(rows)
+    scores = torch.full((rows, 163_840), math.nan, device="cuda")
+    for length in (0, 2048, 2049, 8191, 8192, 8193, 8200, 20_000, 163_839):
+        scores[:, :length] = torch.randn(rows, length, generator=generator, device="cuda")
+        count = torch.full((rows,), length, dtype=torch.int32, device="cuda")
+        agrees(topk().topk(scores, count, 2048, True), scores, count, 2048)
+
+
+def test_one_result_in_any_company() -> None:
+    """Rows alone, with some and with many others: three forms, one list."""
+    generator = torch.Generator("cuda").manual_seed(8)
+    scores = torch.randn(300, 50_000, generator=generator, device="cuda").mul(64).round()
+    count = torch.full((300,), 49_999, dtype=torch.int32, device="cuda")
+    whole = topk().topk(scores, count, 2048, True)
+    for rows in (1, 16, 100):
+        part = topk().topk(scores[:rows], count[:rows], 2048, True)
+        assert torch.equal(part.ids, whole.ids[:rows])
+        assert torch.equal(part.margin, whole.margin[:rows])
 
 
 def test_slots_in_a_graph_and_twenty_equal_replays() -> None:

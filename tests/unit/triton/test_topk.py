@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,9 +21,13 @@ from gnomon.attention.spec import SPECS, Scale, check_provider
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
 TINY = topk.Search(cap=64, sample=32, block=32, warps=4, programs=1)
 WIDER = topk.Search(cap=64, sample=64, block=128, warps=4, programs=2)
+SHARED = topk.Split(64, sample=32, part=32, part_warps=4, block=64, warps=4, programs=64, chunk=32)
+FORMS = {"one program a row": TINY, "a row shared": SHARED}
 
 
-def searched(scores: Tensor, count: Tensor, k: int, search: topk.Search = TINY) -> TopK:
+def searched(
+    scores: Tensor, count: Tensor, k: int, search: topk.Search | topk.Split = TINY
+) -> TopK:
     out = topk._empty(scores.shape[0], k, True, scores.device)
     topk._launch(scores, count, k, out, None, search)
     return out
@@ -72,27 +77,30 @@ def rows_of_every_kind(num_columns: int) -> tuple[list[str], Tensor]:
     return list(rows), torch.stack(list(rows.values()))
 
 
+@pytest.mark.parametrize("form", [WIDER, SHARED], ids=FORMS)
 @pytest.mark.parametrize("k", [7, 63])
-def test_every_path_of_the_search(k: int) -> None:
+def test_every_path_of_the_search(k: int, form: topk.Search | topk.Split) -> None:
     _, scores = rows_of_every_kind(203)
     count = torch.full((len(scores),), 203, dtype=torch.int32)
-    agrees(searched(scores, count, k, WIDER), scores, count, k)
+    agrees(searched(scores, count, k, form), scores, count, k)
 
 
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 @pytest.mark.parametrize("k", [1, 32, 63])
-def test_every_length_around_the_limits(k: int) -> None:
+def test_every_length_around_the_limits(k: int, form: topk.Search | topk.Split) -> None:
     """Lengths around k, the candidates kept, the blocks and the sample; columns behind are NaN."""
     lengths = [0, 1, k - 1, k, k + 1, 31, 32, 33, 63, 64, 65, 66, 95, 96, 97, 127, 128, 129, 160]
     generator = torch.Generator().manual_seed(k)
     scores = torch.randn(len(lengths), 160, generator=generator)
     count = torch.tensor(lengths, dtype=torch.int32)
     behind = torch.arange(160) >= count[:, None]
-    agrees(searched(scores.masked_fill(behind, math.nan), count, k), scores, count, k)
+    agrees(searched(scores.masked_fill(behind, math.nan), count, k, form), scores, count, k)
 
 
-@settings(max_examples=40, deadline=None)
-@given(st.data())
-def test_any_row(data: Any) -> None:
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@settings(max_examples=30, deadline=None)
+@given(data=st.data())
+def test_any_row(form: topk.Search | topk.Split, data: Any) -> None:
     k = data.draw(st.integers(1, 63))
     length = data.draw(st.integers(0, 200))
     values = st.sampled_from([0.0, -0.0, 1.0, 1.0000001, -1.0, math.inf, -math.inf, math.nan, 3e38])
@@ -100,7 +108,24 @@ def test_any_row(data: Any) -> None:
     numbers = data.draw(st.lists(values | wide, min_size=length, max_size=length))
     scores = torch.tensor([numbers + [5.0] * (200 - length)])
     count = torch.tensor([length], dtype=torch.int32)
-    agrees(searched(scores, count, k), scores, count, k)
+    agrees(searched(scores, count, k, form), scores, count, k)
+
+
+@settings(max_examples=15, deadline=None)
+@given(data=st.data())
+def test_shared_rows_of_few_values_and_any_lengths(data: Any) -> None:
+    """Ties in numbers, rows of different lengths side by side, against a plain stable sort."""
+    k, parts = data.draw(st.integers(1, 63)), data.draw(st.integers(1, 16))
+    lengths = data.draw(st.lists(st.integers(0, 203), min_size=1, max_size=4))
+    spread, seed = data.draw(st.sampled_from([1, 3, 30])), data.draw(st.integers(0, 9999))
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.randn(len(lengths), 203, generator=generator).mul(spread).round()
+    form = replace(SHARED, programs=parts * len(lengths))
+    found = searched(scores, torch.tensor(lengths, dtype=torch.int32), k, form)
+    for row, length in enumerate(lengths):
+        numbers = scores[row, :length].tolist()
+        best = sorted(range(length), key=lambda column: -numbers[column])[:k]
+        assert found.ids[row].tolist() == sorted(best) + [-1] * (k - len(best))
 
 
 def test_the_usual_sizes_on_strided_rows() -> None:
@@ -110,7 +135,12 @@ def test_the_usual_sizes_on_strided_rows() -> None:
     agrees(topk.topk(scores, count, 2048, True), scores, count, 2048)
 
 
-def test_slots_of_the_rows_own_pages() -> None:
+@pytest.mark.parametrize("form", [None, SHARED], ids=["as chosen", "a row shared"])
+def test_slots_of_the_rows_own_pages(
+    form: topk.Split | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if form is not None:
+        monkeypatch.setattr(topk, "search_for", lambda *_: form)
     generator = torch.Generator().manual_seed(6)
     page_size, k = 5, 33
     pages = torch.randperm(80, generator=generator).view(2, 40).to(torch.int32)
@@ -170,7 +200,7 @@ def test_forms_name_a_shape_for_every_search(
     """Whatever shape within the limits is asked for, its form was named; and they are few."""
     named = topk.forms(k, *most, 132)
     met = {topk.search_for(k, rows, columns, 132) for rows, columns in named}
-    assert len(met) == len(named) <= 4
+    assert len(met) == len(named) <= 5
     rows = 1 + round(shares[0] * (most[0] - 1))
     columns = max(k, round(shares[1] * most[1]))
     assert topk.search_for(k, rows, columns, 132) in met

@@ -27,6 +27,7 @@ ENCODE_BLOCK = 32
 ROW_ALIGNMENT = 32  # columns: rows of scores begin at multiples of 128 bytes
 FEWEST_PROCESSORS = 4  # what a CPU counts as under the interpreter
 HOPPER = (9, 0)
+REGISTERS = 200  # a thread, of kernels that are capped, on other GPUs
 KEY_BLOCK = 128  # keys side by side are padded to a multiple
 
 
@@ -35,7 +36,8 @@ class Tile:
     """``queries``: rows times padded heads of a tile; ``keys`` of it; ``stages``, ``warps``.
 
     ``registers``: at most so many a thread on Hopper, for more programs at once; other GPUs hold
-    operands of a product in registers as well.
+    operands of a product in registers as well, and are told REGISTERS (left alone, the assembler of
+    sm_120 stops at 128 and keeps numbers on the stack).
     """
 
     queries: int
@@ -50,7 +52,9 @@ class Tile:
 
     def most_registers(self, device: torch.device) -> int | None:
         """What a kernel is compiled with on this device."""
-        return self.registers if _capability(device) == HOPPER else None
+        if self.registers is None or _capability(device) == HOPPER:
+            return self.registers
+        return REGISTERS
 
 
 TILES = {  # of contiguous keys; measured on an H200

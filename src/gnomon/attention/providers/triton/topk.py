@@ -3,9 +3,10 @@
 In:  scores [M, N] fp32, count [M], k. Out: TopK: ids ascending, −1 behind, ties to lower columns.
 `topk` reads every column below count (NaN raises the row's flag); `topk_slots` reads nothing of
 rows that see at most k columns, nothing behind a count, and adds the slots of the ids.
-One launch. What a row gets does not depend on the other rows: the result is exact.
-Compiled forms: one for each Search and choice of outputs; `forms` names a shape for each.
-Not here: the algorithm (topk_tiles.py).
+One launch; few long rows take two, so that many programs share a row.
+What a row gets does not depend on the other rows, nor on the form: the result is exact.
+Compiled forms: one for each Search or Split and choice of outputs; `forms` names a shape for each.
+Not here: the algorithms (topk_tiles.py, topk_parts.py, topk_settle.py).
 """
 
 from __future__ import annotations
@@ -19,8 +20,11 @@ import torch
 from torch import Tensor
 
 from gnomon.attention.ops.values import RowPages, TopK
+from gnomon.attention.providers.triton.attention_tiles import can_launch_early
 from gnomon.attention.providers.triton.index_views import num_processors, side_by_side
 from gnomon.attention.providers.triton.language import padded
+from gnomon.attention.providers.triton.topk_parts import topk_parts_kernel
+from gnomon.attention.providers.triton.topk_settle import topk_settle_kernel
 from gnomon.attention.providers.triton.topk_tiles import topk_kernel
 from gnomon.errors import UnsupportedError
 
@@ -28,6 +32,9 @@ WORD = 32
 MOST = 4096  # k; candidates of a row are kept in registers
 SHORT = 8192  # columns of a row that is held whole
 LONG = 131_072  # columns: beyond, more candidates are wished for, as the sample is thinner
+FEW = 32  # rows of which each is shared by several programs
+PARTS = 128  # programs that share a row at most
+PLANES = 8  # numbers a part leaves
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +60,41 @@ class Search:
         return math.sqrt(k * (few if num_columns <= LONG else self.cap))
 
 
-def search_for(k: int, num_rows: int, num_columns: int, processors: int) -> Search:
-    """Sizes for a shape: few rows get large blocks, many rows several programs at once."""
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Sizes of a row shared by several programs: ``cap``, ``sample`` as of a Search.
+
+    ``part``: columns a step of a program that sifts a part of a row, of ``part_warps``; ``block``:
+    columns a step of the program that settles it, of ``warps``; ``chunk``: words counted and ids
+    written at once. ``programs``: a multiprocessor, of parts, at most.
+    """
+
+    cap: int
+    sample: int
+    part: int
+    part_warps: int
+    block: int
+    warps: int
+    programs: int = 2
+    chunk: int = 2048
+    is_early: bool = True
+
+    def target(self, k: int) -> float:
+        """How many columns a guess should let pass, between k and ``cap``."""
+        return math.sqrt(k * min(self.cap, padded(4 * k, 1024)))
+
+    def parts(self, num_rows: int, num_columns: int, processors: int) -> int:
+        """Programs a row."""
+        most = min(PARTS, max(1, self.programs * processors // num_rows))
+        blocks = -(-num_columns // self.part)
+        return -(-blocks // -(-blocks // most))
+
+
+def search_for(k: int, num_rows: int, num_columns: int, processors: int) -> Search | Split:
+    """Sizes for a shape: few rows are shared, some get large blocks, many several at once."""
     cap = padded(2 * k, 1024)
+    if num_rows <= FEW:
+        return Split(max(cap, SHORT), 4096, 2048, 8, SHORT, 16)
     if num_rows <= 2 * processors:
         sample = 4096 if num_columns <= LONG else SHORT
         return Search(max(cap, SHORT), sample, SHORT, 16, 1, chunk=2048, stages=4)
@@ -66,9 +105,9 @@ def search_for(k: int, num_rows: int, num_columns: int, processors: int) -> Sear
 
 def forms(k: int, most_rows: int, most_columns: int, processors: int) -> list[tuple[int, int]]:
     """(rows, columns) of a call for every Search that calls of at most so many can meet."""
-    rows = (1, 2 * processors, 2 * processors + 1, most_rows)
+    rows = (1, FEW, FEW + 1, 2 * processors, 2 * processors + 1, most_rows)
     columns = (k, SHORT, SHORT + 1, LONG, LONG + 1, most_columns)
-    found: dict[Search, tuple[int, int]] = {}
+    found: dict[Search | Split, tuple[int, int]] = {}
     for num_rows in sorted({n for n in rows if n <= most_rows}):
         for num_columns in sorted({n for n in columns if n <= max(k, most_columns)}):
             search = search_for(k, num_rows, num_columns, processors)
@@ -124,11 +163,14 @@ def _launch(
     k: int,
     out: TopK,
     rows: RowPages | None,
-    search: Search | None = None,
+    search: Search | Split | None = None,
 ) -> None:
     num_rows, device = out.ids.shape[0], count.device
     num_columns = k if scores is None else scores.shape[1]
     sizes = search or search_for(k, num_rows, num_columns, num_processors(device))
+    if isinstance(sizes, Split):
+        _launch_shared(scores, count, k, out, rows, sizes)
+        return
     programs = min(num_rows, num_processors(device) * sizes.programs)
     num_words = -(-max(num_columns, sizes.cap) // WORD)
     scratch = torch.empty(
@@ -138,21 +180,12 @@ def _launch(
     topk_kernel[(programs,)](
         scores,
         count,
-        out.ids,
-        out.slots,
-        out.count,
-        out.margin,
-        out.nan_rows,
-        None if rows is None else rows.pages,
-        None if rows is None else rows.request,
+        *_pointers(out, rows),
         scratch,
         num_rows,
         num_columns,
         0 if rows is None else rows.pages.shape[1],
-        scores.stride(0),
-        out.ids.stride(0),
-        0 if out.slots is None else out.slots.stride(0),
-        0 if rows is None else rows.pages.stride(0),
+        *_strides(scores, out, rows),
         scratch.stride(0),
         padded(num_words) // 2,
         sizes.target(k, num_columns),
@@ -168,6 +201,87 @@ def _launch(
         num_warps=sizes.warps,
         maxnreg=sizes.registers,
     )
+
+
+def _launch_shared(
+    scores: Tensor | None, count: Tensor, k: int, out: TopK, rows: RowPages | None, sizes: Split
+) -> None:
+    """Parts are sifted only where rows may be longer than what is held whole."""
+    num_rows, device = out.ids.shape[0], count.device
+    num_columns = k if scores is None else scores.shape[1]
+    parts = sizes.parts(num_rows, num_columns, num_processors(device))
+    region = min(-(-num_columns // (sizes.part * parts)) * sizes.part, sizes.cap)
+    num_words = -(-max(num_columns, sizes.cap) // (4 * WORD)) * 4
+    width = PLANES * PARTS + 3 * num_words + sizes.cap + 2 * parts * region
+    scratch = torch.empty((num_rows, width), dtype=torch.int32, device=device)
+    is_early = sizes.is_early and can_launch_early(device)
+    if scores is None:
+        scores = scratch.view(torch.float32)
+    else:
+        scores = side_by_side(scores)
+        if num_columns > sizes.cap:
+            placed = (scratch, num_columns, scores.stride(0), width, num_words, region)
+            _sift(scores, count, placed, parts, sizes.target(k), sizes, is_early)
+    topk_settle_kernel[(num_rows,)](
+        scores,
+        count,
+        *_pointers(out, rows),
+        scratch,
+        num_columns,
+        0 if rows is None else rows.pages.shape[1],
+        *_strides(scores, out, rows),
+        parts,
+        width,
+        num_words,
+        region,
+        padded(-(-max(num_columns, sizes.cap) // WORD)) // 2,
+        K=k,
+        CAP=sizes.cap,
+        BLOCK=sizes.block,
+        PART_BLOCK=sizes.part,
+        CHUNK=sizes.chunk,
+        LIST=min(padded(k), sizes.chunk),
+        PARTS=PARTS,
+        PAGE=1 if rows is None else rows.page_size,
+        LOOKS=rows is None,
+        IS_EARLY=is_early,
+        num_warps=sizes.warps,
+        **({"launch_pdl": True} if is_early else {}),
+    )
+
+
+def _sift(
+    scores: Tensor,
+    count: Tensor,
+    placed: tuple[Tensor, int, int, int, int, int],
+    parts: int,
+    target: float,
+    sizes: Split,
+    is_early: bool,
+) -> None:
+    topk_parts_kernel[(parts, scores.shape[0])](
+        scores,
+        count,
+        *placed,
+        target,
+        CAP=sizes.cap,
+        SAMPLE=sizes.sample,
+        BLOCK=sizes.part,
+        PARTS=PARTS,
+        IS_EARLY=is_early,
+        num_warps=sizes.part_warps,
+    )
+
+
+def _pointers(out: TopK, rows: RowPages | None) -> tuple[Tensor | None, ...]:
+    pages, request = (None, None) if rows is None else (rows.pages, rows.request)
+    return (out.ids, out.slots, out.count, out.margin, out.nan_rows, pages, request)
+
+
+def _strides(scores: Tensor, out: TopK, rows: RowPages | None) -> tuple[int, int, int, int]:
+    """Of rows of scores, ids, slots and pages."""
+    slots = 0 if out.slots is None else out.slots.stride(0)
+    return scores.stride(0), out.ids.stride(0), slots, 0 if rows is None else rows.pages.stride(0)
 
 
 def _require_size(k: int) -> None:
