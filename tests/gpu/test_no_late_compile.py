@@ -1,8 +1,9 @@
 """After warm-up nothing is compiled any more, whatever comes: no request meets a first-shape stall.
 
 Counted are kernels that Triton makes or loads for the first time, and files in DeepGEMM's cache.
-Requests are random in length, arrival and number of tokens; some prompts are computed in chunks,
-some share a prefix, and the last ones decode alone.
+Requests are random in length, arrival, number of tokens and everything that can be asked of the
+sampler; some prompts are computed in chunks, some share a prefix, some are scored themselves, and
+the last ones decode alone.
 """
 
 from __future__ import annotations
@@ -26,6 +27,20 @@ pytestmark = pytest.mark.gpu
 MODEL = "random:{name},layers=3,hidden=1024,vocab=2048,experts=16,experts_per_token=4,q_rank=512"
 MOST, SEATS, CHUNK = 6144, 24, 1024
 NUM_REQUESTS, NUM_PREFIXES = 40, 5
+WISHES: dict[str, tuple[Any, ...]] = {
+    "temperature": (0.0, 0.0, 0.9),
+    "top_p": (1.0, 1.0, 0.9),
+    "top_k": (0, 0, 1, 50, 1500),
+    "min_p": (0.0, 0.0, 0.05),
+    "presence_penalty": (0.0, 0.0, 1.0),
+    "frequency_penalty": (0.0, 0.0, 0.5),
+    "repetition_penalty": (1.0, 1.0, 1.3),
+    "logit_bias": (None, None, {7: 2.0}, {1: -100.0, 2: 3.0}),
+    "min_tokens": (0, 0, 1),
+    "stop_token_ids": ((), (3, 4)),
+    "logprobs": (None, None, None, 0, 5, 20),
+    "prompt_logprobs": (None, None, None, None, 0, 3),
+}
 
 
 @contextmanager
@@ -57,9 +72,9 @@ def requests(rng: random.Random) -> list[EngineRequest]:
         length = min(MOST - 80, round(2 ** rng.uniform(0.0, 12.5)))
         family = rng.randrange(NUM_PREFIXES)  # the same tokens from the beginning on
         tokens = [(position * 7 + family) % 2000 for position in range(length)]
+        names = rng.choice(([], ["temperature"], ["temperature", "top_p", "top_k"], list(WISHES)))
         params = SamplingParams(
-            temperature=rng.choice((0.0, 0.0, 0.9)),
-            top_p=rng.choice((1.0, 0.9)),
+            **{name: rng.choice(WISHES[name]) for name in names},
             seed=number,
             max_tokens=rng.randint(1, 60),
             ignore_eos=True,

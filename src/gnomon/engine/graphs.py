@@ -33,6 +33,7 @@ from gnomon.engine.compile_ahead import compile_ahead
 from gnomon.engine.graph_buffers import GraphBuffers
 from gnomon.engine.step_checks import row_flags
 from gnomon.errors import GeometryError
+from gnomon.models.layer_kinds import thinned
 from gnomon.models.sparse_mla_model import SparseMlaModel
 
 logger = logging.getLogger(__name__)
@@ -136,9 +137,10 @@ class DecodeGraphs:
             geometry = decode_geometry(self.buffers.rows(bucket), rules.page_size, rules.max_len)
             plan = plan_decode(geometry, rules.dims, rules.capabilities, rules.budget)
             planned[bucket] = geometry, plan
-        compile_ahead(rules.device, [self._work(*planned[bucket]) for bucket in planned])
+        thin = thinned(self._model)
+        compile_ahead(rules.device, [self._work(*planned[bucket], thin) for bucket in planned])
         for done, (bucket, (geometry, plan)) in enumerate(planned.items(), start=1):
-            replay, outputs = self._recorder.record(self._work(geometry, plan))
+            replay, outputs = self._recorder.record(self._work(geometry, plan, self._model))
             self._captured[bucket] = _Captured(replay, outputs, geometry, plan)
             progress("graphs", done, len(rules.buckets))
         taken = reserved_bytes(rules.device) - before
@@ -171,14 +173,14 @@ class DecodeGraphs:
         """What a step is sampling, int64 [M] on the device: the next one may feed on it."""
         self.buffers.sampled[: token_ids.shape[0]].copy_(token_ids)
 
-    def _work(self, geometry: Geometry, plan: StepPlan) -> Work:
+    def _work(self, geometry: Geometry, plan: StepPlan, model: SparseMlaModel) -> Work:
         def work() -> Outputs:
             lists = plan_lists(geometry.rows, plan.score_chunks, plan.index_width)
             step = AttentionStep(geometry, replace(plan, lists=lists), self._pools, self._ops)
             token_ids = self.buffers.token_ids(geometry.rows.num_rows)
-            output = self._model.forward(RowTensor(geometry.rows, token_ids), step)
+            output = model.forward(RowTensor(geometry.rows, token_ids), step)
             hidden = output.hidden.data
-            logits = self._model.logits(hidden, step.ops, self._logits[: hidden.shape[0]])
+            logits = model.logits(hidden, step.ops, self._logits[: hidden.shape[0]])
             return logits, row_flags(hidden, output.nan_rows.data)
 
         return work

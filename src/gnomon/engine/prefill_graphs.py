@@ -17,9 +17,10 @@ Not here: which steps come here (runner.py), the head and sampling (runner.py, s
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -42,6 +43,7 @@ from gnomon.engine.graphs import MIB, GraphRules, Outputs, Recorder, Work, reser
 from gnomon.engine.segment_buffers import SegmentBuffers
 from gnomon.errors import GeometryError
 from gnomon.models.indexer import IndexQuery
+from gnomon.models.layer_kinds import thinned
 from gnomon.models.mla import Query
 from gnomon.models.rotation import Rotations
 from gnomon.models.sparse_mla_model import (
@@ -111,7 +113,8 @@ class PrefillGraphs:
     def capture(self, progress: Callable[[str, int, int], None]) -> None:
         """Record every bucket, the largest first: what it allocates suffices for the others."""
         buckets, before = self.rules.buckets, reserved_bytes(self.rules.device)
-        dry = [partial(self._record, bucket, RunOnce()) for bucket in reversed(buckets)]
+        few = self.rehearsing(thinned(self._model))
+        dry = [partial(few._record, bucket, RunOnce()) for bucket in reversed(buckets)]
         compile_ahead(self.rules.device, dry)
         for done, bucket in enumerate(reversed(buckets), start=1):
             self._captured[bucket] = self._record(bucket, self._recorder)
@@ -125,6 +128,19 @@ class PrefillGraphs:
             (reserved_bytes(self.rules.device) - before) / MIB,
             self.num_bytes / MIB,
         )
+
+    def rehearsing(self, model: SparseMlaModel) -> PrefillGraphs:
+        """The same over fewer layers, those of ``model``, whose steps skip what is captured.
+
+        Between two attentions nothing runs then: what a step gives means nothing.
+        """
+        found = copy.copy(self)
+        found._model = model
+        idle: tuple[Callable[[], None], ...] = (lambda: None,) * (len(model.layers) + 1)
+        found._captured = {
+            bucket: replace(captured, replays=idle) for bucket, captured in self._captured.items()
+        }
+        return found
 
     @torch.inference_mode()
     def forward(self, batch: Batch, ops: Operators, bucket: int | None = None) -> ForwardOutput:

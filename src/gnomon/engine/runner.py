@@ -34,6 +34,7 @@ from gnomon.engine.operators import operators_for
 from gnomon.engine.prefill_graphs import PrefillGraphs
 from gnomon.engine.sampling_logprobs import token_logprobs
 from gnomon.engine.step_checks import Verdict, broken_rules, row_flags
+from gnomon.models.layer_kinds import attending, thinned
 from gnomon.models.sparse_mla_model import ForwardOutput, SparseMlaModel
 
 PROMPT_SLICE = 128
@@ -114,6 +115,17 @@ class Runner:
     def captures(self, batch: Batch) -> bool:
         """Whether graphs take the step, if nobody listens or checks."""
         return self._prefill is not None and self._prefill.takes(batch)
+
+    def rehearsing(self) -> Runner:
+        """One that launches what this one does, over as few layers as that takes.
+
+        It skips what is captured and what checks. What it computes means nothing.
+        """
+        thin, prefill = thinned(self._model), self._prefill
+        prefill = None if prefill is None else prefill.rehearsing(attending(self._model))
+        graphs = StepGraphs(None, prefill)
+        multiple = self._row_multiple
+        return Runner(thin, self._pools, self._ops, multiple, None, graphs, self._decode_ops)
 
     @torch.inference_mode()
     def run(

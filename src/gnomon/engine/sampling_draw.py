@@ -61,11 +61,7 @@ class Cut:
 def choose(logits: Tensor, wishes: Wishes | None) -> Chosen:
     """One token per row (module docstring)."""
     if logits.is_cuda:
-        from gnomon.engine import sampling_edges_triton as edges  # nothing for other machines
-        from gnomon.engine import sampling_triton
-
-        cut = None if wishes is None else cut_of(logits, wishes, edges.last_kept)
-        return sampling_triton.race(logits, wishes, cut)
+        return choose_by_kernels(logits, wishes)
     cut = None if wishes is None else cut_of(logits, wishes, last_kept)
     chosen = logits.argmax(dim=-1)
     if wishes is not None:
@@ -73,6 +69,15 @@ def choose(logits: Tensor, wishes: Wishes | None) -> Chosen:
         (index,) = upload([rows], logits.device)
         chosen[index] = _winners(logits[index], wishes, rows, cut)
     return Chosen(chosen, logits.amax(dim=-1).double())  # NaN in a row makes its maximum NaN
+
+
+def choose_by_kernels(logits: Tensor, wishes: Wishes | None) -> Chosen:
+    """The same by Triton's kernels."""
+    from gnomon.engine import sampling_edges_triton as edges  # nothing for other machines
+    from gnomon.engine import sampling_triton
+
+    cut = None if wishes is None else cut_of(logits, wishes, edges.last_kept)
+    return sampling_triton.race(logits, wishes, cut)
 
 
 def _winners(logits: Tensor, wishes: Wishes, rows: NDArray[np.int64], cut: Cut | None) -> Tensor:

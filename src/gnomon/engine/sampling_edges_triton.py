@@ -17,8 +17,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gnomon.attention.providers.triton.index_views import num_processors
 from gnomon.attention.providers.triton.language import padded
-from gnomon.attention.providers.triton.topk import topk
+from gnomon.attention.providers.triton.topk import forms, topk
 from gnomon.attention.providers.triton.topk_bits import sort_key
 from gnomon.engine.sampling_filters import Filters
 
@@ -236,10 +237,22 @@ def whole_edge_kernel(
         tl.store(last + row, found_id)
 
 
+def numbers_of_rows(logits: Tensor, most_rows: int) -> list[int]:
+    """Numbers of rows up to ``most_rows`` that between them launch every form; logits [1, V]."""
+    num_tokens = logits.shape[-1]
+    leads, processors = num_leading(num_tokens), num_processors(logits.device)
+    return [rows for rows, _ in forms(leads, most_rows, num_tokens, processors)]
+
+
+def num_leading(num_tokens: int) -> int:
+    """How many of a row's tokens are looked at first."""
+    return min(NUM_LEADING, padded(num_tokens + 1) // 2)
+
+
 def last_kept(logits: Tensor, filters: Filters) -> Tensor:
     """One token id per row (module docstring); waits for nothing."""
     num_rows, num_tokens = logits.shape
-    device, leads = logits.device, min(NUM_LEADING, padded(num_tokens + 1) // 2)
+    device, leads = logits.device, num_leading(num_tokens)
     count = torch.full((num_rows,), num_tokens, dtype=torch.int32, device=device)
     leading = topk(logits, count, leads).ids
     largest = logits.amax(-1)

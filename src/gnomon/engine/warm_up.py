@@ -5,14 +5,17 @@ Out: nothing but time that no request will pay: every kernel of prefill, mixed a
      been compiled, and the allocator has held the largest step. The rows are zeros; they write to
      pages that nobody has yet, and whoever gets a page writes an entry before it reads it.
 The usual shapes run eagerly, as they do where somebody listens or checks, and in graphs where
-graphs take them; each captured size runs in its graphs, for the attention between them.
-Not here: captured parts (their capture is their warm-up).
+graphs take them. A ladder of others, which differ by what is compiled, runs one layer of each kind
+(models/layer_kinds.py) and nothing that is captured. All of it is run dry before, to compile ahead.
+Not here: captured parts (their capture is their warm-up), the forms of sampling
+(warm_up_sampling.py).
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,12 +25,12 @@ from torch import Tensor
 from gnomon.attention.geometry import RowTensor, build_geometry
 from gnomon.attention.plan import plan_step
 from gnomon.attention.transforms import pad_rows
-from gnomon.engine.batch import Batch, BatchRules
+from gnomon.engine.batch import Batch, BatchRules, PromptRows
 from gnomon.engine.compile_ahead import compile_ahead
 from gnomon.engine.messages import EngineRequest
-from gnomon.engine.runner import Runner
-from gnomon.engine.sampler import Sampler, SampleRow
-from gnomon.engine.sampling_params import SamplingParams
+from gnomon.engine.runner import PROMPT_SLICE, Runner
+from gnomon.engine.sampling_params import MAX_LOGPROBS, SamplingParams
+from gnomon.engine.warm_up_sampling import warm_up_sampling
 
 if TYPE_CHECKING:
     from gnomon.engine.assembly import Parts
@@ -90,34 +93,38 @@ def numbers(most: int, part: int) -> Iterator[int]:
 
 
 def warm_up(parts: Parts, progress: Callable[[str, int, int], None]) -> None:
-    """Run the shapes, then sample as many rows as there are seats; log what it took."""
-    limits, pages, rules = parts.scheduler.config, parts.scheduler.pages, parts.builder.rules
-    works = shapes(
-        limits.max_num_batched_tokens,
-        limits.max_num_seqs,
-        limits.max_model_len,
-        (pages.num_spans, pages.span_tokens),
-        rules.dims.index_topk,
-    )
+    """Run the shapes, then sample in every form; log what it took."""
+    limits, rules = parts.scheduler.config, parts.builder.rules
+    works, num_whole = _works(parts)
+    batches = [_batch(rules, work, parts.scheduler.pages.groups) for work in works]
+    batches[0] = _scored(batches[0])
+    few = parts.runner.rehearsing()
     is_gpu = rules.device.type == "cuda"
     before = torch.cuda.memory_allocated() if is_gpu else 0
-    longest = min(limits.max_model_len, pages.num_spans * pages.span_tokens)
-    both_ways = len(works)
-    most, topk = parts.runner.most_captured, rules.dims.index_topk
-    works += ladder(most, limits.max_num_batched_tokens, longest, topk)
-    batches = [_batch(rules, work, pages.groups) for work in works]
 
-    def run_all(tell: Callable[[str, int, int], None]) -> None:
+    def run_all(whole: Runner, tell: Callable[[str, int, int], None]) -> None:
         for done, batch in enumerate(batches, start=1):
-            logits = _run(parts.runner, batch, done <= both_ways)
+            is_whole = done <= num_whole
+            logits = _run(whole if is_whole else few, batch, is_whole)
             tell("warm-up", done, len(batches))
-        _sample(logits[:1].expand(limits.max_num_seqs, -1).contiguous())
+        warm_up_sampling(logits[:1], limits.max_num_seqs)
 
-    compile_ahead(rules.device, [lambda: run_all(lambda *_: None)])
-    run_all(progress)
+    compile_ahead(rules.device, [lambda: run_all(few, lambda *_: None)])
+    run_all(parts.runner, progress)
     if is_gpu:
         taken = torch.cuda.max_memory_allocated() - before
         logger.info("warm-up: the largest step took %.0f MiB", taken / MIB)
+
+
+def _works(parts: Parts) -> tuple[list[Work], int]:
+    """All steps of the warm-up, and how many of them, the first ones, the whole model runs."""
+    limits, pages, rules = parts.scheduler.config, parts.scheduler.pages, parts.builder.rules
+    most_tokens, topk = limits.max_num_batched_tokens, rules.dims.index_topk
+    size = pages.num_spans, pages.span_tokens
+    works = shapes(most_tokens, limits.max_num_seqs, limits.max_model_len, size, topk)
+    longest = min(limits.max_model_len, pages.num_spans * pages.span_tokens)
+    rungs = ladder(parts.runner.most_captured, most_tokens, longest, topk)
+    return works + rungs, len(works)
 
 
 def _run(runner: Runner, batch: Batch, both_ways: bool) -> Tensor:
@@ -128,12 +135,13 @@ def _run(runner: Runner, batch: Batch, both_ways: bool) -> Tensor:
     return logits
 
 
-def _sample(logits: Tensor) -> None:
-    """Greedily, freely and filtered: each has kernels of its own."""
-    for number, (temperature, top_p) in enumerate(((0.0, 1.0), (1.0, 1.0), (1.0, 0.9))):
-        params = SamplingParams(temperature=temperature, top_p=top_p, seed=0)
-        request = EngineRequest(request_id=f"{NAME} {number}", prompt_token_ids=[0], params=params)
-        Sampler(0).sample(logits, [SampleRow(request, 1)] * logits.shape[0])
+def _scored(batch: Batch) -> Batch:
+    """The batch, whose first request wants its prompt scored: a whole slice, and one row."""
+    params = SamplingParams(prompt_logprobs=MAX_LOGPROBS)
+    num_rows = min(batch.geometry.requests.host.query_len[0], PROMPT_SLICE + 1)
+    request = EngineRequest(request_id=NAME, prompt_token_ids=[0], params=params)
+    rows = PromptRows(request, range(num_rows), 1, (0,) * num_rows)
+    return replace(batch, prompt_rows=(rows,))
 
 
 def _batch(rules: BatchRules, work: Work, groups: Sequence[str]) -> Batch:

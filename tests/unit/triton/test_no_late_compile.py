@@ -2,7 +2,8 @@
 
 An engine as it is bound for an H200 with Triton alone, at published attention widths, over tensors
 on a CPU: kernels do nothing, and each launch leaves the key that Triton compiles by
-(launch_keys.py). Steps: random prompts, chunks behind contexts, decode beside them.
+(launch_keys.py). Steps: random prompts, chunks behind contexts, decode beside them and alone, which
+runs eagerly as it does where somebody listens or checks. Sampling: test_no_late_sampling.py.
 """
 
 from __future__ import annotations
@@ -64,9 +65,9 @@ def as_on_an_h200(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(assembly, "batch_rules", with_policy)
 
 
-def engine(family: str) -> Parts:
+def engine(family: str, **more: object) -> Parts:
     """Bound for CUDA, held on the CPU."""
-    flags = {
+    flags: dict[str, object] = {
         "model": f"random:{family},{WIDTHS}",
         "dtype": "bfloat16",
         "kv_layout": MODELS[family],
@@ -75,6 +76,7 @@ def engine(family: str) -> Parts:
         "max_num_seqs": 16,
         "max_num_batched_tokens": 1536,
         "enable_prefix_caching": False,
+        **more,
     }
     found = survey(EngineConfig.of(**flags), 512)
     resolved = replace(found.resolved, device=torch.device("cpu"))
@@ -118,8 +120,6 @@ def test_no_step_launches_what_the_warm_up_did_not(family: str) -> None:
     limits, groups = parts.scheduler.config, parts.scheduler.pages.groups
     for _ in range(NUM_STEPS):
         work = random_step(chance, limits.max_num_batched_tokens, limits.max_model_len)
-        if all(rows == 1 for rows, _ in work):
-            continue  # decode: captured
         with watching() as launched:
             parts.runner.run(_batch(parts.builder.rules, work, groups))
         for key in launched.keys() - seen.keys():
