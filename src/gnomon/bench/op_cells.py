@@ -2,7 +2,9 @@
 
 In:  a device kind. Out: OpCells. On CUDA the sizes of DeepSeek-V3.2 and GLM-5, whole models and one
      rank of eight; on a CPU sizes that finish in seconds and show that everything runs.
-Not here: the numbers themselves (op_inputs.py), the clock (timing.py).
+Every OpSpec has a cell on either kind. A cell's size names its phase where the choice of a provider
+hangs on it, and its rows first: tools/rank_providers.py reads them.
+Not here: the numbers themselves (op_inputs*.py), the clock (timing.py).
 """
 
 from __future__ import annotations
@@ -15,9 +17,16 @@ import torch
 
 from gnomon.attention.dispatch import OpNeed
 from gnomon.attention.spec.model import Arguments
-from gnomon.bench import op_inputs
+from gnomon.bench import op_inputs, op_inputs_fp8
 from gnomon.bench.op_inputs import PAGE, Material
 
+MANY_ROWS = 128  # a step of more is no decode step, and is not captured whole
+LINEARS = (
+    ("q_b of 128 heads", 24576, 1536),
+    ("o of 128 heads", 7168, 16384),
+    ("o of 16 heads", 7168, 2048),
+)
+"""FP8 linears of DeepSeek-V3.2 and of one rank of eight: outputs, inputs."""
 BF16_LATENTS, FP8_LATENTS, FP8_INDEX = "bf16_576", "fp8_ds_mla_656", "index_k_132"
 
 
@@ -62,7 +71,8 @@ def _need(latent: str | None = None, index: str | None = None, device: str = "cu
 def _cuda_cells() -> tuple[OpCell, ...]:
     """Those with aims first, in case that a run is cut off."""
     sparse = *_prefill_cells(), *_decode_cells("fp8", FP8_LATENTS)
-    return (*sparse, *_index_cells(), *_other_cells(), *_decode_cells("bf16", BF16_LATENTS))
+    others = *_other_cells(), *_fp8_cells(), *_decode_cells("bf16", BF16_LATENTS)
+    return (*sparse, *_index_cells(), *others)
 
 
 def _prefill_cells() -> tuple[OpCell, ...]:
@@ -180,6 +190,8 @@ def _other_cells() -> tuple[OpCell, ...]:
         for rows in (64, 4096)
     ]  # fmt: skip
     norm = partial(op_inputs.rms_norm, num_rows=16384, width=7168)
+    key_norm = partial(op_inputs.layer_norm, num_rows=16384, width=128)
+    turned = partial(op_inputs.rope, num_rows=4096, num_heads=128)
     merge = partial(op_inputs.lse_merge, num_rows=4096, num_heads=128)
     return (
         *written,
@@ -187,8 +199,49 @@ def _other_cells() -> tuple[OpCell, ...]:
         *dense,
         OpCell("lse_merge", "4096 rows h128", merge, bf16),
         OpCell("rms_norm", "16k x 7168", norm, bf16),
+        OpCell("layer_norm", "16k x 128", key_norm, bf16),
+        OpCell("rope", "4096 rows h128", turned, bf16),
         *mixed,
     )
+
+
+def _fp8_cells() -> tuple[OpCell, ...]:
+    """Operators of FP8 weights; those of a decode step as replays of a graph."""
+    need = _need(FP8_LATENTS, FP8_INDEX)
+    linears = [
+        OpCell(
+            "linear_fp8",
+            f"{_phase(rows)} {rows} rows, {name}",
+            partial(op_inputs_fp8.linear_fp8, num_rows=rows, columns=columns, depth=depth),
+            need,
+            in_graph=rows <= MANY_ROWS,
+        )
+        for name, columns, depth in LINEARS
+        for rows in (1, 64, 4096)
+    ]
+    experts = [
+        OpCell(
+            "moe_fp8",
+            f"{_phase(rows)} {rows} rows, {count} experts x {width}",
+            partial(op_inputs_fp8.moe_fp8, num_rows=rows, num_experts=count, width=width),
+            need,
+            in_graph=rows <= MANY_ROWS,
+        )
+        for count, width in ((32, 2048), (256, 256))
+        for rows in (1, 64, 4096)
+    ]
+    quantised = partial(op_inputs_fp8.quantise_rows, num_rows=16384, width=7168)
+    silu = partial(op_inputs_fp8.silu_quantise, num_rows=16384, width=2048)
+    return (
+        OpCell("quantise_rows", "16k x 7168", quantised, need),
+        OpCell("silu_quantise", "16k x 2 x 2048", silu, need),
+        *linears,
+        *experts,
+    )
+
+
+def _phase(num_rows: int) -> str:
+    return "decode" if num_rows <= MANY_ROWS else "prefill"
 
 
 def _cpu_cells() -> tuple[OpCell, ...]:
@@ -207,5 +260,22 @@ def _cpu_cells() -> tuple[OpCell, ...]:
         ("dense_mha", "128 rows h8", partial(op_inputs.dense_mha, num_rows=128, num_heads=8)),
         ("rms_norm", "256 x 2048", partial(op_inputs.rms_norm, num_rows=256, width=2048)),
         ("lse_merge", "128 rows h16", partial(op_inputs.lse_merge, num_rows=128, num_heads=16)),
+        ("index_prepare", "256 rows, H32", partial(
+            op_inputs.index_prepare, num_rows=256, num_heads=32, layout="float32")),
+        ("index_scores_paged", "b8, 1k keys, H32", partial(
+            op_inputs.index_scores_paged,
+            num_rows=8, num_keys=1024, num_heads=32, layout="float32")),
+        ("layer_norm", "256 x 128", partial(op_inputs.layer_norm, num_rows=256, width=128)),
+        ("rope", "128 rows h16", partial(op_inputs.rope, num_rows=128, num_heads=16)),
+        ("moe", "16 rows, 16 experts x 128", partial(
+            op_inputs.moe, num_rows=16, num_experts=16, width=128, hidden=512)),
+        ("quantise_rows", "256 x 2048", partial(
+            op_inputs_fp8.quantise_rows, num_rows=256, width=2048)),
+        ("silu_quantise", "256 x 2 x 512", partial(
+            op_inputs_fp8.silu_quantise, num_rows=256, width=512)),
+        ("linear_fp8", "16 rows, 512 x 1024", partial(
+            op_inputs_fp8.linear_fp8, num_rows=16, columns=512, depth=1024)),
+        ("moe_fp8", "16 rows, 16 experts x 128", partial(
+            op_inputs_fp8.moe_fp8, num_rows=16, num_experts=16, width=128, hidden=512)),
     )  # fmt: skip
     return tuple(OpCell(op, size, make, need) for op, size, make in cells)

@@ -3,7 +3,7 @@
 In:  sizes, dtypes and layout ids as spec.SPECS names them, a seeded generator of the device.
 Out: the positional arguments of one kernel call. Caches hold random entries written through their
      layout; index lists are ascending and distinct, as the selection makes them.
-Not here: which sizes (op_cells.py); edge cases (attention/spec).
+Not here: which sizes (op_cells.py); FP8 products (op_inputs_fp8.py); edge cases (attention/spec).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from gnomon.attention.ops.values import IndexTransform, RopeRows, RopeTable
 from gnomon.attention.spec.model import Arguments
 
 PAGE = 64
+CHOSEN = 8  # experts of a row
 WRITE_ROWS = 1 << 16  # entries written at once
 EPS = 1e-6
 
@@ -96,9 +97,11 @@ def index_scores(draw: Material, num_rows: int, num_keys: int, num_heads: int) -
     return q, weights, keys, count.to(torch.int32), scale
 
 
-def index_scores_paged(draw: Material, num_rows: int, num_keys: int, num_heads: int) -> Arguments:
+def index_scores_paged(
+    draw: Material, num_rows: int, num_keys: int, num_heads: int, layout: str = "fp8"
+) -> Arguments:
     """Decode: every row its own request of ``num_keys`` tokens."""
-    pool = draw.pool("fp8", IndexKeyDims(128), num_rows * num_keys)
+    pool = draw.pool(layout, IndexKeyDims(128), num_rows * num_keys)
     q = pool.layout.round_queries(draw.normal(num_rows, num_heads, 128))
     shuffled = torch.randperm(num_rows * num_keys // PAGE, device=draw.device).to(torch.int32) + 1
     count = torch.full((num_rows,), num_keys, dtype=torch.int32, device=draw.device)
@@ -121,9 +124,9 @@ def latent_write(draw: Material, layout: str, num_rows: int) -> Arguments:
     return draw.normal(num_rows, 576), weight, EPS, draw.rope(num_rows, 64), pool, slots
 
 
-def index_prepare(draw: Material, num_rows: int, num_heads: int) -> Arguments:
+def index_prepare(draw: Material, num_rows: int, num_heads: int, layout: str = "fp8") -> Arguments:
     """A prompt's index queries and keys."""
-    pool = draw.pool("fp8", IndexKeyDims(128), num_rows)
+    pool = draw.pool(layout, IndexKeyDims(128), num_rows)
     slots = torch.arange(PAGE, PAGE + num_rows, device=draw.device)
     transform = IndexTransform(draw.normal(128), draw.normal(128), EPS, False)
     rows = draw.rope(num_rows, 64)
@@ -150,12 +153,28 @@ def rms_norm(draw: Material, num_rows: int, width: int) -> Arguments:
     return draw.normal(num_rows, width), draw.normal(width), EPS
 
 
-def moe(draw: Material, num_rows: int, num_experts: int, width: int) -> Arguments:
-    """Eight of ``num_experts`` for every row; hidden size 7168, bf16 experts."""
-    hidden, chosen = 7168, 8
+def layer_norm(draw: Material, num_rows: int, width: int) -> Arguments:
+    """Index keys, the norm's weight and bias."""
+    return draw.normal(num_rows, width), draw.normal(width), draw.normal(width), EPS
+
+
+def rope(draw: Material, num_rows: int, num_heads: int) -> Arguments:
+    """The rotary part of a prompt's queries."""
+    return draw.normal(num_rows, num_heads, 64), draw.rope(num_rows, 64)
+
+
+def choices(draw: Material, num_rows: int, num_experts: int) -> tuple[Tensor, Tensor]:
+    """Eight of ``num_experts`` for every row, and equal shares."""
     noise = torch.rand(num_rows, num_experts, generator=draw.generator, device=draw.device)
-    ids = noise.topk(chosen).indices
-    weights = torch.full(ids.shape, 1 / chosen, device=draw.device)
+    ids = noise.topk(CHOSEN).indices
+    return ids, torch.full(ids.shape, 1 / CHOSEN, device=draw.device)
+
+
+def moe(
+    draw: Material, num_rows: int, num_experts: int, width: int, hidden: int = 7168
+) -> Arguments:
+    """Eight of ``num_experts`` for every row; experts in the compute dtype."""
+    ids, weights = choices(draw, num_rows, num_experts)
     gate_up = draw.normal(num_experts, 2 * width, hidden) * hidden**-0.5
     down = draw.normal(num_experts, hidden, width) * width**-0.5
     return draw.normal(num_rows, hidden), ids, weights, gate_up, down

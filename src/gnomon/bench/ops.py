@@ -107,8 +107,9 @@ def _bench_cell(
 
 
 def _flop_ceiling(cell: OpCell, ceilings: Ceilings) -> float:
-    """FP8 products for scores over FP8 index keys, else the compute dtype's."""
-    scores = cell.op.startswith("index_scores") and cell.need.index_layout == "index_k_132"
-    if scores and ceilings.fp8_matmul_flop_s:
+    """FP8 products for FP8 weights and scores over FP8 index keys, else the compute dtype's."""
+    is_fp8 = cell.op.startswith("index_scores") and cell.need.index_layout == "index_k_132"
+    is_fp8 |= cell.op in ("linear_fp8", "moe_fp8")
+    if is_fp8 and ceilings.fp8_matmul_flop_s:
         return ceilings.fp8_matmul_flop_s
     return ceilings.matmul_flop_s

@@ -14,10 +14,11 @@ from gnomon.attention.spec import SPECS
 from gnomon.bench import op_inputs, report
 from gnomon.bench.ceilings import Ceilings, measure_ceilings
 from gnomon.bench.op_cells import OpCell, op_cells
-from gnomon.bench.ops import OpResult, ProviderTime, bench_ops
+from gnomon.bench.ops import OpResult, ProviderTime, _flop_ceiling, bench_ops
 from gnomon.bench.timing import Failure, Timing, time_calls
 from gnomon.cli.bench import _chosen
 from gnomon.errors import ConfigError
+from tools.rank_providers import rows_of
 
 CPU = torch.device("cpu")
 CEILINGS = Ceilings(copy_bytes_s=1e9, matmul_flop_s=1e12, fp8_matmul_flop_s=None)
@@ -58,6 +59,21 @@ def test_calls_take_turns_and_a_failure_stops_nobody() -> None:
     assert isinstance(found["a"], Timing)
 
 
+def test_a_run_that_fails_later_is_a_failure_of_its_call_alone() -> None:
+    runs: list[int] = []
+
+    def fails_in_the_fourth() -> None:
+        runs.append(1)
+        if len(runs) == 4:
+            raise ValueError
+
+    found = time_calls({"tires": fails_in_the_fourth, "a": lambda: None}, CPU, num_runs=5)
+    assert found["tires"] == Failure("ValueError: ")
+    assert len(runs) == 4  # it is not run again
+    assert isinstance(found["a"], Timing)
+    assert found["a"].num_runs == 5
+
+
 def test_order_statistics() -> None:
     timing = Timing.of([float(n) for n in range(11, 0, -1)])
     assert (timing.median_us, timing.p10_us, timing.p90_us) == (6.0, 2.0, 10.0)
@@ -84,10 +100,39 @@ def test_every_cpu_cell_runs_and_has_a_place_in_the_report(tmp_path) -> None:
     assert (tmp_path / "ops.png").stat().st_size > 1000
 
 
-def test_cells_have_names_of_their_own_and_known_operators() -> None:
-    cells = op_cells("cuda")
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_every_operator_has_a_cell_and_every_cell_a_name_of_its_own(device: str) -> None:
+    cells = op_cells(device)
     assert len({cell.name for cell in cells}) == len(cells)
-    assert {cell.op for cell in cells} <= set(SPECS)
+    assert {cell.op for cell in cells} == set(SPECS)
+
+
+@pytest.mark.parametrize("op", ["linear_fp8", "moe_fp8"])
+def test_fp8_products_are_held_to_the_fp8_ceiling(op: str) -> None:
+    cell = next(cell for cell in op_cells("cuda") if cell.op == op)
+    assert _flop_ceiling(cell, Ceilings(1.0, 2.0, 3.0)) == 3.0
+    assert _flop_ceiling(cell, Ceilings(1.0, 2.0, None)) == 2.0
+    assert _flop_ceiling(NORM, Ceilings(1.0, 2.0, 3.0)) == 2.0
+
+
+@pytest.mark.parametrize("cell", op_cells("cpu"), ids=lambda cell: cell.op)
+def test_inputs_of_a_cell_give_numbers(cell: OpCell) -> None:
+    arguments = cell.make(op_inputs.Material(CPU, torch.Generator().manual_seed(1), torch.float32))
+    result = torch_provider.PROVIDER.kernel(cell.op, cell.need)(*arguments)
+    observed = SPECS[cell.op].observe(arguments, result)
+    assert all(bool(value.isfinite().any()) for value in observed.values())
+
+
+PRODUCTS = [cell for cell in op_cells("cuda") if cell.op in ("linear_fp8", "moe_fp8")]
+
+
+@pytest.mark.parametrize("cell", PRODUCTS, ids=lambda cell: cell.name)
+def test_the_ranking_tool_reads_rows_and_phase_of_products(cell: OpCell) -> None:
+    times = [{"provider": "triton", "timing": {"median_us": 1.0}}]
+    (row,) = rows_of([{"op": cell.op, "size": cell.size, "times": times}])
+    assert (row["phase"] == "decode") == cell.in_graph
+    if cell.op == "linear_fp8":
+        assert row["num_rows"] == cell.make.keywords["num_rows"]
 
 
 def test_ceilings_are_positive() -> None:
