@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
-from gnomon.attention.providers.triton.tiles import Tile
+from gnomon.attention.providers.triton.tiles import Kind, Tile, linear_tile, moe_tiles
 from tests.unit.triton.ahead_of_time import Build, Report, compile_all, faults
 
 PACKAGE = "gnomon.attention.providers.triton"
@@ -79,11 +80,23 @@ WIDE = [
     product(Tile(64, 128, 128, warps=4, stages=3), "dense"),
     product(Tile(128, 128, 64, warps=8, stages=3), "fused", IS_FP8=False),
 ]
-OTHERS = [
-    product(Tile(16, 64, 128, warps=4, stages=2), "dense", arch=80),
-    product(Tile(16, 64, 128, warps=4, stages=2), "dense", arch=89),
-    product(Tile(16, 64, 128, warps=4, stages=2), "dense", arch=120),
-]
+ARCHITECTURES = {80: Kind.OLDER, 89: Kind.NEWER, 120: Kind.NEWER}
+
+
+def taken(arch: int) -> list[Build]:
+    """The widest tiles that run there, and those of 32 rows with the most stages elsewhere."""
+    kind = ARCHITECTURES[arch]
+    found = [product(linear_tile(number, 7168, 16384, kind), "dense", arch) for number in (32, 512)]
+    for is_fp8, dtype in ((True, torch.uint8), (False, torch.bfloat16)):
+        down = torch.empty(256, 7168, 2048, device="meta", dtype=dtype)
+        for num_pairs in (8192, 65536) if is_fp8 else (65536,):
+            pair = moe_tiles(num_pairs, down, is_fp8, kind)
+            tiles = ("fused", pair.fused), ("down", pair.down)
+            found += [product(tile, name, arch, IS_FP8=is_fp8) for name, tile in tiles]
+    return found
+
+
+OTHERS = [build for arch in ARCHITECTURES for build in taken(arch)]
 
 
 def plain(module: str, kernel: str, pointers: dict[str, str], **others: Any) -> Build:
@@ -142,6 +155,11 @@ def test_sm_90_runs_on_wgmma(reports: list[Report]) -> None:
     assert all(report.wgmma for report in streaming + wide)
     assert "m64n16k32" in streaming[0].wgmma
     assert "m64n128k32" in wide[2].wgmma
+
+
+def test_tiles_of_other_devices_fit_the_smallest(reports: list[Report]) -> None:
+    others = reports[len(STREAMING + WIDE) : len(STREAMING + WIDE + OTHERS)]
+    assert max(report.shared for report in others) <= 101_376  # sm_89, sm_120
 
 
 def test_two_programs_of_few_rows_share_a_processor(reports: list[Report]) -> None:

@@ -143,6 +143,20 @@ def test_tiles_hold_a_group_where_hidden_values_are_quantised() -> None:
                 assert (chosen.fused.rows, chosen.down.rows) == (64, 32)
 
 
+@pytest.mark.parametrize("kind", [tiles.Kind.NEWER, tiles.Kind.OLDER])
+def test_tiles_of_other_devices_are_smaller(kind: tiles.Kind) -> None:
+    for is_fp8, dtype in ((True, torch.uint8), (False, torch.bfloat16)):
+        down = torch.empty(33, 7168, 2048, dtype=dtype, device="meta")
+        most = 32 if is_fp8 and kind is tiles.Kind.OLDER else 64
+        for number in (8, 128, 600, 1152, 65536):
+            free = moe_tiles(number, down, is_fp8, kind)
+            fixed = tiles.fixed_moe_tiles(number, down, is_fp8, False, kind)
+            for pair in (free, fixed):
+                assert pair.down.rows <= pair.fused.rows <= most
+                assert max(pair.fused.stages, pair.down.stages) <= 3 or pair.fused.columns == 32
+            assert fixed.fused.rows == fixed.down.rows == most
+
+
 def test_fixed_tiles_differ_where_their_bits_are_equal_only() -> None:
     numbers = (8, 128, 600, 1152, 65536)
     for is_fp8, dtype in ((True, torch.uint8), (False, torch.bfloat16)):

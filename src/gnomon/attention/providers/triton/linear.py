@@ -36,7 +36,7 @@ def linear_fp8(
     x_codes: Tensor, x_scales: Tensor, codes: Tensor, scales: Tensor, dtype: torch.dtype
 ) -> Tensor:
     """[M, N] of ``dtype``; x_codes [M, K], codes [N, K]."""
-    tile = tiles.linear_tile(x_codes.shape[0], codes.shape[0], codes.shape[1])
+    tile = _usual_tile(x_codes, codes)
     return run_linear((x_codes, x_scales), (codes, scales), dtype, tile)
 
 
@@ -52,7 +52,7 @@ def linear_fp8_parts(
     x_codes: Tensor, x_scales: Tensor, codes: Tensor, scales: Tensor, dtype: torch.dtype
 ) -> Tensor | Summands:
     """linear_fp8, or its parts where K is split."""
-    tile = tiles.linear_tile(x_codes.shape[0], codes.shape[0], codes.shape[1])
+    tile = _usual_tile(x_codes, codes)
     return _unsummed((x_codes, x_scales), (codes, scales), dtype, tile)
 
 
@@ -64,9 +64,15 @@ def linear_fp8_parts_fixed(
     return _unsummed((x_codes, x_scales), (codes, scales), dtype, tile)
 
 
+def _usual_tile(x_codes: Tensor, codes: Tensor) -> Tile:
+    kind = tiles.kind_of(codes.device)
+    return tiles.linear_tile(x_codes.shape[0], codes.shape[0], codes.shape[1], kind)
+
+
 def _fixed_tile(x_codes: Tensor, codes: Tensor) -> Tile:
-    are_equal = tiles.has_equal_tiles(codes.device, codes.dtype)
-    return tiles.fixed_linear_tile(x_codes.shape[0], codes.shape[0], codes.shape[1], are_equal)
+    are_equal, kind = tiles.has_equal_tiles(codes.device, codes.dtype), tiles.kind_of(codes.device)
+    shape = x_codes.shape[0], codes.shape[0], codes.shape[1]
+    return tiles.fixed_linear_tile(*shape, are_equal, kind)
 
 
 def _unsummed(
@@ -96,7 +102,7 @@ def run_linear(
 
 def linear_into(x: tuple[Tensor, Tensor], weight: tuple[Tensor, Tensor], out: Tensor) -> None:
     """linear_fp8 into out [M, N], contiguous."""
-    tile = tiles.linear_tile(x[0].shape[0], weight[0].shape[0], weight[0].shape[1])
+    tile = _usual_tile(x[0], weight[0])
     _multiply_into(x, weight, out, tile)
 
 

@@ -83,13 +83,14 @@ def moe_fixed(
 
 def usual_tiles(num_pairs: int, down: Tensor) -> MoeTiles:
     """Tiles by the number of pairs; ``down``: plain numbers or e4m3 codes."""
-    return tiles.moe_tiles(num_pairs, down, is_fp8=_is_fp8(down))
+    return tiles.moe_tiles(num_pairs, down, _is_fp8(down), tiles.kind_of(down.device))
 
 
 def fixed_tiles(num_pairs: int, down: Tensor) -> MoeTiles:
     """The same for bits that do not hang on that number."""
     are_equal = tiles.has_equal_tiles(down.device, down.dtype)
-    return tiles.fixed_moe_tiles(num_pairs, down, _is_fp8(down), are_equal)
+    kind = tiles.kind_of(down.device)
+    return tiles.fixed_moe_tiles(num_pairs, down, _is_fp8(down), are_equal, kind)
 
 
 def _is_fp8(weight: Tensor) -> bool:

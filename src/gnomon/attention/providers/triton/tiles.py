@@ -11,11 +11,13 @@ Not here: launching (linear.py, moe.py).
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from enum import Enum
 
 import torch
 from torch import Tensor
 
-from gnomon.attention.providers.triton.language import padded
+from gnomon.attention.providers.triton.attention_tiles import has_wgmma
+from gnomon.attention.providers.triton.language import has_native_fp8, padded
 
 SM_COUNT = 132  # of an H200; only a choice hangs on it
 NARROW = 4096  # columns of a weight that wide tiles suit
@@ -61,6 +63,31 @@ class MoeTiles:
     is_split: bool = False
 
 
+class Kind(Enum):
+    """Devices that tiles differ by."""
+
+    HOPPER = "sm_90, the one that is measured; 227 KiB of a block's memory"
+    NEWER = "multiplies e4m3; a block may have no more than 99 KiB"
+    OLDER = "e4m3 is decoded to fp16, which takes registers"
+
+
+def kind_of(device: torch.device) -> Kind:
+    """Of a CPU or no device Hopper's, so that tests meet its tiles."""
+    if device.type != "cuda" or has_wgmma(device):
+        return Kind.HOPPER
+    return Kind.NEWER if has_native_fp8(device) else Kind.OLDER
+
+
+def fitted(tile: Tile, kind: Kind, most_rows: int = 64) -> Tile:
+    """A tile of at most 128 columns that neither asks for too much memory there nor spills."""
+    if kind is Kind.HOPPER:
+        return tile
+    rows = min(tile.rows, most_rows)
+    warps = 8 if rows > 16 and tile.columns >= 128 else tile.warps
+    stages = min(tile.stages, 3) if tile.columns >= 128 else tile.stages
+    return replace(tile, rows=rows, warps=warps, stages=stages)
+
+
 def depth_of(is_fp8: bool, itemsize: int, width: int) -> int:
     """Columns of x in one step: one scale group of FP8, 128 bytes of others."""
     if is_fp8:
@@ -78,8 +105,12 @@ def has_equal_tiles(device: torch.device, dtype: torch.dtype) -> bool:
     return is_hopper and dtype.itemsize <= 2
 
 
-def linear_tile(num_rows: int, num_columns: int, width: int) -> Tile:
+def linear_tile(num_rows: int, num_columns: int, width: int, kind: Kind = Kind.HOPPER) -> Tile:
     """For x [num_rows, width] and an FP8 weight [num_columns, width]."""
+    return fitted(_linear_tile(num_rows, num_columns, width), kind)
+
+
+def _linear_tile(num_rows: int, num_columns: int, width: int) -> Tile:
     if num_rows <= 128:
         return _streaming(num_rows, num_columns, width)
     tile = Tile(128, 128, 128, warps=8, stages=4, group=16)
@@ -91,12 +122,14 @@ def linear_tile(num_rows: int, num_columns: int, width: int) -> Tile:
     return replace(tile, splits=splits)
 
 
-def fixed_linear_tile(num_rows: int, num_columns: int, width: int, are_equal: bool) -> Tile:
+def fixed_linear_tile(
+    num_rows: int, num_columns: int, width: int, are_equal: bool, kind: Kind = Kind.HOPPER
+) -> Tile:
     """For every number of rows the same parts of K; the same tile unless tiles ``are_equal``."""
     splits = 1 if width <= SHORT else _splits(-(-num_columns // 128), width, SM_COUNT)
     if are_equal:
-        return replace(linear_tile(num_rows, num_columns, width), splits=splits)
-    return Tile(FIXED_ROWS, 128, 128, splits=splits, warps=4, stages=4)
+        return replace(linear_tile(num_rows, num_columns, width, kind), splits=splits)
+    return fitted(Tile(FIXED_ROWS, 128, 128, splits=splits, warps=4, stages=4), kind)
 
 
 def _streaming(num_rows: int, num_columns: int, width: int) -> Tile:
@@ -126,22 +159,36 @@ def _programs(tile: Tile, num_rows: int, num_columns: int) -> int:
     return -(-num_rows // tile.rows) * -(-num_columns // tile.columns)
 
 
-def moe_tiles(num_pairs: int, down: Tensor, is_fp8: bool) -> MoeTiles:
+def moe_tiles(num_pairs: int, down: Tensor, is_fp8: bool, kind: Kind = Kind.HOPPER) -> MoeTiles:
     """For pairs of rows and experts; ``down`` [E, D, I]."""
     rows = _rows_of_experts(num_pairs, down)
     programs = min(down.shape[0], max(1, num_pairs)) * -(-down.shape[2] // 128)
     # Few experts of few columns: finer tiles keep processors busy, at the price of one more launch.
     is_split = is_fp8 and rows == 16 and programs < SM_COUNT * 3 // 4
-    return _apart(down, is_fp8) if is_split else _together(rows, down, is_fp8)
+    found = _apart(down, is_fp8) if is_split else _together(rows, down, is_fp8)
+    return _fitted_pair(found, kind, is_fp8)
 
 
-def fixed_moe_tiles(num_pairs: int, down: Tensor, is_fp8: bool, are_equal: bool) -> MoeTiles:
+def fixed_moe_tiles(
+    num_pairs: int, down: Tensor, is_fp8: bool, are_equal: bool, kind: Kind = Kind.HOPPER
+) -> MoeTiles:
     """One pair of tiles for every number of pairs, unless tiles ``are_equal``."""
     if are_equal:
-        return _together(_rows_of_experts(num_pairs, down), down, is_fp8)
+        return _fitted_pair(
+            _together(_rows_of_experts(num_pairs, down), down, is_fp8), kind, is_fp8
+        )
     tiles = _together(FIXED_ROWS, down, is_fp8)
     fused = replace(tiles.fused, group=16)
-    return MoeTiles(fused, replace(tiles.down, rows=FIXED_ROWS, warps=8, stages=4, group=16))
+    second = replace(tiles.down, rows=FIXED_ROWS, warps=8, stages=4, group=16)
+    return _fitted_pair(MoeTiles(fused, second), kind, is_fp8)
+
+
+def _fitted_pair(tiles: MoeTiles, kind: Kind, is_fp8: bool) -> MoeTiles:
+    """Two sums of 64 rows and decoded codes are more than the registers of an older device."""
+    if kind is Kind.HOPPER:
+        return tiles
+    fused = fitted(tiles.fused, kind, 32 if is_fp8 and kind is Kind.OLDER else 64)
+    return replace(tiles, fused=fused, down=fitted(tiles.down, kind, fused.rows))
 
 
 def _rows_of_experts(num_pairs: int, down: Tensor) -> int:
