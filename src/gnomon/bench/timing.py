@@ -110,7 +110,7 @@ def _timed_on_device(device: torch.device) -> Callable[[Call], float]:
         call()
         end.record()
         torch.cuda.synchronize(device)
-        return begin.elapsed_time(end) * 1000
+        return float(begin.elapsed_time(end)) * 1000
 
     return timed
 
