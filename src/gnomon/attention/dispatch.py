@@ -4,16 +4,17 @@ In:  what the step needs (device, dtype, dims, layouts), the providers at hand, 
      that the user forces.
 Out: one Choice per operator, bound into Operators; rows for the table of `gnomon explain`.
 `choose` is a pure function: same arguments, same answer; it imports and measures nothing.
-Not here: the kernels (providers/), needs and requirements (requirement.py), the axis checks
-(ops/operators.py).
+Not here: the kernels (providers/), needs and requirements (requirement.py), what a provider and a
+choice are (choice.py), the axis checks (ops/operators.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
+from gnomon.attention.choice import Choice, Provider, Ranking, explain_rows
 from gnomon.attention.geometry import RowAxis
 from gnomon.attention.layouts.plain import PlainLayout
 from gnomon.attention.ops.fusions import FUSIONS
@@ -57,33 +58,6 @@ OPERATORS = (
     "linear_fp8",
     "moe_fp8",
 )
-
-
-class Provider(Protocol):
-    """A family of kernels. Lower ``rank`` is preferred."""
-
-    @property
-    def name(self) -> str:
-        """What flags and tables call it."""
-
-    @property
-    def rank(self) -> int:
-        """Its place among those that can."""
-
-    def supports(self, op: str, need: OpNeed) -> Verdict:
-        """Whether this provider's kernel can do ``op`` under ``need``."""
-
-    def scratch_bytes(self, op: str, need: OpNeed) -> int:
-        """Arena bytes that one call may use at most, 0 if it owns none."""
-
-    def prepare(self, axis: RowAxis) -> object | None:
-        """A schedule for an axis, made once a step and shared by the layers; None if none."""
-
-    def kernel(self, op: str, need: OpNeed | None = None) -> Callable[..., Any]:
-        """The function that runs ``op`` under ``need`` (signature: spec.SPECS[op])."""
-
-    def fusion(self, name: str, need: OpNeed) -> Callable[..., Any] | None:
-        """The function that stands for the operators of FUSIONS[name], to the bit; or None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,20 +115,6 @@ class KernelSet:
         return self.fusions.get(name)
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """The provider of one operator, why it was taken and why the others were not."""
-
-    op: str
-    provider: Provider
-    reason: str
-    rejected: tuple[tuple[str, str], ...] = ()
-
-
-Ranking = Callable[[str, OpNeed], tuple[Sequence[str], str]]
-"""(operator, need) -> names from the fastest on, and where that was measured; () if it was not."""
-
-
 def choose(
     op: str,
     need: OpNeed,
@@ -180,10 +140,17 @@ def choose(
         return _forced(op, forced, verdicts, able)
     if not able:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in refusals) or "none is installed"
-        raise UnsupportedError(f"no provider can run {op} for {need}: {reasons}")
+        raise UnsupportedError(f"no provider can run {op} for {need.words()}: {reasons}")
     slower = tuple((provider.name, f"ranked after {able[0].name}") for provider in able[1:])
-    reason = source if able[0].name in place else "first in rank of those that can"
-    return Choice(op, able[0], reason, refusals + slower)
+    return Choice(op, able[0], _reason(able[0].name, measured, source), refusals + slower)
+
+
+def _reason(taken: str, measured: Sequence[str], source: str) -> str:
+    """Why the first of those that can was taken."""
+    if taken not in measured:
+        return "first in rank of those that can"
+    faster = ", ".join(measured[: measured.index(taken)])
+    return f"next after {faster}, which cannot serve here" if faster else source
 
 
 def bind_operators(
@@ -199,34 +166,35 @@ def bind_operators(
         raise ConfigError(
             f"no operator is called {unknown[0]!r}; there are: {', '.join(OPERATORS)}"
         )
-    choices = tuple(choose(op, need, available, by_op.get(op), ranking) for op in OPERATORS)
+    choices = [choose(op, need, available, by_op.get(op), ranking) for op in OPERATORS]
     kernels = {c.op: c.provider.kernel(c.op, need) for c in choices}
     names = {c.op: c.provider.name for c in choices}
     fused = _fusions(choices, need)
-    attend = _plain_attention(need, available, by_op.get("sparse_mla"), ranking)
+    plain = _plain_need(need)
     unpacked = None
-    if attend is not None:
-        move = fused.get("move_slots", move_slots)
-        unpacked = UnpackedMla(attend, kernels["context_gather"], move)
-    return Operators(kernels, names, fused, unpacked, _products(choices, need)), choices
+    if plain is not None:
+        try:
+            attend = choose("sparse_mla", plain, available, by_op.get("sparse_mla"), ranking)
+        except UnsupportedError:
+            pass  # a forced provider that reads packed latents alone
+        else:
+            move = fused.get("move_slots", move_slots)
+            kernel = attend.provider.kernel("sparse_mla", plain)
+            unpacked = UnpackedMla(kernel, kernels["context_gather"], move)
+            place = OPERATORS.index("sparse_mla")
+            choices[place] = replace(choices[place], unpacked=attend)
+    return Operators(kernels, names, fused, unpacked, _products(choices, need)), tuple(choices)
 
 
-def _plain_attention(
-    need: OpNeed, available: Sequence[Provider], forced: str | None, ranking: Ranking | None
-) -> Callable[..., Any] | None:
-    """The kernel for prefill over an unpacked context, where the latents are packed on a GPU."""
+def _plain_need(need: OpNeed) -> OpNeed | None:
+    """What prefill over an unpacked context needs, where the latents are packed on a GPU."""
     is_packed = need.latent_layout is not None and need.latent_layout.startswith("fp8")
     if need.device != "cuda" or need.dims is None or not is_packed or need.phase == "decode":
         return None
     if need.is_deterministic or need.dtype.itemsize != 2:
         return None  # the packed kernels' own bits are asked for, or nothing is gained
     width = need.dims.kv_lora_rank + need.dims.qk_rope_head_dim
-    plain = replace(need, latent_layout=PlainLayout(need.dtype, width).id)
-    try:
-        provider = choose("sparse_mla", plain, available, forced, ranking).provider
-    except UnsupportedError:
-        return None  # a forced provider that reads packed latents alone
-    return provider.kernel("sparse_mla", plain)
+    return replace(need, latent_layout=PlainLayout(need.dtype, width).id)
 
 
 def _products(choices: Sequence[Choice], need: OpNeed) -> Products:
@@ -260,19 +228,6 @@ def _fusions(choices: Sequence[Choice], need: OpNeed) -> dict[str, Callable[...,
             if kernel is not None:
                 bound[name] = kernel
     return bound
-
-
-def explain_rows(choices: Sequence[Choice]) -> list[tuple[str, str, str, str]]:
-    """(operator, provider, why, what was rejected and why), one row per operator."""
-    return [
-        (
-            choice.op,
-            choice.provider.name,
-            choice.reason,
-            "; ".join(f"{name}: {why}" for name, why in choice.rejected),
-        )
-        for choice in choices
-    ]
 
 
 def _forced(

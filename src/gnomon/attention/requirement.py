@@ -38,6 +38,14 @@ class OpNeed:
     capability: tuple[int, int] | None = None
     num_rows: int | None = None
 
+    def words(self) -> str:
+        """What a message says of it; sizes are said where they are at fault."""
+        phase = "" if self.phase is None else f"{self.phase} steps "
+        rest = [layout for layout in (self.latent_layout, self.index_layout) if layout]
+        rest += ["in a captured graph"] if self.is_graph else []
+        rest += ["with fixed bits"] if self.is_deterministic else []
+        return ", ".join((f"{phase}on {self.device} in {self.dtype}", *rest))
+
     def size(self, name: str) -> int | None:
         """A field of ``dims``, "qk_head_dim" (of un-absorbed keys) or "page_size", if known."""
         if name == "page_size" or self.dims is None:

@@ -22,7 +22,7 @@ from gnomon.attention.checked import CheckLevel, StepChecker
 from gnomon.attention.dispatch import Choice, OpNeed
 from gnomon.attention.ops.operators import Operators
 from gnomon.attention.plan import Budget
-from gnomon.attention.providers import builtin_providers
+from gnomon.attention.providers import absent_providers, builtin_providers
 from gnomon.attention.providers.external import external_providers
 from gnomon.attention.recording import Recording
 from gnomon.cache.pages import PagePool
@@ -120,9 +120,10 @@ def survey(config: EngineConfig, default_vocab_size: int | None = None) -> Surve
         page_size=config.block_size,
         capability=machine.capability,
     )
-    providers = (*builtin_providers(), *external_providers(config.provider_path))
+    outside = external_providers(config.provider_path)
+    providers = (*builtin_providers(), *absent_providers(), *outside)
     has_graphs = machine.device == "cuda" and not config.enforce_eager
-    bound = bind_phases(config, need, providers, has_graphs)
+    bound = bind_phases(config, need, providers, has_graphs, resolved.has_fp8)
     return Survey(
         source,
         resolved,
@@ -143,6 +144,7 @@ def assemble(
     if config.cpu_threads is not None:
         torch.set_num_threads(config.cpu_threads)
     found = survey(config, default_vocab_size)
+    progress("device", 1, 1)
     if found.recording is not None:
         found.recording.prepare()
     resolved = found.resolved
@@ -156,6 +158,8 @@ def assemble(
         num_positions=resolved.max_model_len,
         has_fp8=resolved.has_fp8,
     )
+    if found.source.folder is None:
+        progress("random weights", 1, 1)
     parts = put_together(found, loaded, progress=progress)
     if resolved.device.type == "cuda" and resolved.check is not CheckLevel.FULL:
         warm_up(parts, progress)

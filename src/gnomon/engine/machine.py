@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
+from gnomon.attention.providers.external.places import cuda_home
 from gnomon.cache.free_memory import free_memory_bytes
 from gnomon.errors import ConfigError
 
@@ -123,10 +124,11 @@ def shortcomings(machine: Machine) -> list[str]:
             "no C compiler (cc, gcc, clang, or what CC names) is found: Triton needs one to start "
             "its kernels; install gcc, or decode and prefill run on plain torch, slower by far"
         )
-    if shutil.which("nvcc") is None and not os.environ.get("CUDA_HOME"):
+    if cuda_home() is None:
         found.append(
-            "no nvcc is found: providers that compile CUDA C++ when they run (deepgemm, "
-            "flashinfer) are not used; gnomon's own kernels do not need it"
+            "no nvcc is found (CUDA_HOME, CUDA_PATH, PATH, /usr/local/cuda): providers that "
+            "compile CUDA C++ when they run (deepgemm, flashinfer) are not used; gnomon's own "
+            "kernels do not need it"
         )
     if machine.capability is not None and machine.capability < FP8_CAPABILITY:
         found.append(

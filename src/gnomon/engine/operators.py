@@ -41,6 +41,7 @@ BACKENDS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "moe_backend": ((PREFILL, DECODE), ("moe", "moe_fp8")),
 }
 """Flag -> (phases, operators)."""
+OF_FP8_WEIGHTS = frozenset({"linear_fp8", "moe_fp8"})
 IN_SEGMENTS = frozenset(
     {
         "rms_norm",
@@ -84,11 +85,15 @@ def phase_rows(
 ) -> list[tuple[str, str, str, str]]:
     """As dispatch.explain_rows; an operator whose phases differ has a row for each."""
     rows = []
-    for one, other in zip(explain_rows(choices), explain_rows(decode_choices), strict=True):
+    decoding = {row[0]: row for row in explain_rows(decode_choices)}
+    for one in explain_rows(choices):
+        other = decoding.get(one[0])
         if one == other:
             rows.append(one)
-        else:
-            rows += [(f"{one[0]}, {PREFILL}", *one[1:]), (f"{other[0]}, {DECODE}", *other[1:])]
+            continue
+        rows.append((f"{one[0]}, {PREFILL}", *one[1:]))
+        if other is not None:  # an unpacked context is prefill's alone
+            rows.append((f"{other[0]}, {DECODE}", *other[1:]))
     return rows
 
 
@@ -98,9 +103,18 @@ def operators_for(plan: StepPlan, usual: Operators, decode: Operators | None) ->
 
 
 def bind_phases(
-    config: EngineConfig, need: OpNeed, providers: Sequence[Provider], has_graphs: bool
+    config: EngineConfig,
+    need: OpNeed,
+    providers: Sequence[Provider],
+    has_graphs: bool,
+    has_fp8: bool = True,
 ) -> BoundOperators:
-    """Bind all phases. ``has_graphs``: decode shall be captured, where its operators may be."""
+    """Bind all phases. ``has_graphs``: decode shall be captured, where its operators may be.
+
+    ``has_fp8``: whether weights are multiplied in FP8; a flag that names who does is refused else.
+    """
+    if not has_fp8:
+        _refuse_fp8_backends(config, providers)
     usual, choices = _bind(config, replace(need, phase=PREFILL), providers)
     is_wished = has_graphs and config.max_captured_prefill_tokens != 0
     segments = usual if is_wished and _can_capture_segments(config, need, choices) else None
@@ -116,6 +130,27 @@ def bind_phases(
     decode, decode_choices = _bind(config, decode_need, providers)
     own = None if decode.kernels == usual.kernels else decode
     return BoundOperators(usual, own, None, choices, decode_choices, segments)
+
+
+def _refuse_fp8_backends(config: EngineConfig, providers: Sequence[Provider]) -> None:
+    """ConfigError for a flag that would force nothing, as no operator of its group runs."""
+    for flag, (_, group) in BACKENDS.items():
+        name = getattr(config, flag)
+        named = [provider for provider in providers if provider.name == name]
+        served = {op for op in group for provider in named if _has_kernel(provider, op)}
+        if not served or not served <= OF_FP8_WEIGHTS:
+            continue
+        left = [op for op in group if op not in OF_FP8_WEIGHTS]
+        able = sorted({p.name for p in providers for op in left if _has_kernel(p, op)})
+        others = f"choose one of {', '.join(able)}, or " if able else ""
+        raise ConfigError(
+            f"{flag} is {name!r}: it multiplies FP8 weights, and those of this run are not (the "
+            f"model has none, or they are dequantised: see weights); {others}leave {flag} out"
+        )
+
+
+def _has_kernel(provider: Provider, op: str) -> bool:
+    return op in OPERATORS and provider.supports(op, OpNeed()).has_kernel
 
 
 def _can_capture_segments(config: EngineConfig, need: OpNeed, choices: Sequence[Choice]) -> bool:
@@ -145,7 +180,7 @@ def _bind(
     for flag, (phases, group) in BACKENDS.items():
         name = getattr(config, flag)
         if name != "auto" and need.phase in phases:
-            forced.update(dict.fromkeys(_served(flag, name, group, need, providers), name))
+            forced.update(dict.fromkeys(_served(flag, name, group, providers), name))
             flags.append(f"{flag} {name}")
     try:
         return _by_rows(need, providers, forced, *bind_operators(need, providers, forced, fastest))
@@ -169,7 +204,9 @@ def _by_rows(
         if op not in forced:
             found = choose_by_rows(op, need, providers, fastest, row_classes(op, need))
         if found is not None:
-            taken[op], kernels[op] = found
+            whole = taken.get(op)
+            unpacked = None if whole is None else whole.unpacked
+            taken[op], kernels[op] = replace(found[0], unpacked=unpacked), found[1]
             names[op] = "by rows"
     split = {op for op in OPERATORS_BY_ROWS if names.get(op) == "by rows"}
     fusions = {name: run for name, run in ops.fusions.items() if split.isdisjoint(FUSIONS[name])}
@@ -177,18 +214,13 @@ def _by_rows(
     return bound, tuple(taken.values())
 
 
-def _served(
-    flag: str, name: str, group: Sequence[str], need: OpNeed, providers: Sequence[Provider]
-) -> list[str]:
+def _served(flag: str, name: str, group: Sequence[str], providers: Sequence[Provider]) -> list[str]:
     """The operators of a group that the provider ``name`` has kernels for, at least one."""
 
-    def has(provider: Provider, op: str) -> bool:
-        return op in OPERATORS and provider.supports(op, need).has_kernel
-
     provider = next((one for one in providers if one.name == name), None)
-    served = [] if provider is None else [op for op in group if has(provider, op)]
+    served = [] if provider is None else [op for op in group if _has_kernel(provider, op)]
     if not served:
-        able = sorted({one.name for one in providers for op in group if has(one, op)})
+        able = sorted({one.name for one in providers for op in group if _has_kernel(one, op)})
         what = "there is no such provider" if provider is None else "it has none of these kernels"
         raise ConfigError(
             f"{flag} is {name!r}: {what}. For {', '.join(group)} there are: {', '.join(able)}; "

@@ -32,7 +32,7 @@ from gnomon.engine.memory_plan import MemoryPlan, StepSizes, plan_memory, requir
 from gnomon.engine.step_checks import check_level
 from gnomon.errors import ConfigError
 from gnomon.models.config import ModelConfig
-from gnomon.models.quantised import keeps_fp8
+from gnomon.models.quantised import keeps_fp8, why_kept
 from gnomon.models.registry import cache_schema
 
 MAX_DEFAULT_CACHE_BYTES = 4 * GIB  # on a CPU: a laptop's memory belongs to others too
@@ -90,9 +90,7 @@ def resolve(
     check, source = check_level(config.check, os.environ)
     found.note("check", str(check), source)
     found.note("device", machine.device, "machine", "a GPU if there is one")
-    has_fp8 = keeps_fp8(config.weights, model.quantization, machine.device, machine.capability)
-    if model.quantization is not None:
-        found.note("weights", "fp8" if has_fp8 else "dequantise", "machine", "GPUs multiply FP8")
+    has_fp8 = _has_fp8(found, model, machine)
     num_seqs, num_tokens = _step_limits(found)
     latent, index = _layouts(found, model, dtype, machine.device)
     schema = cache_schema(model, config.block_size, latent, index)
@@ -167,6 +165,16 @@ def _dtype(found: _Findings, model: ModelConfig, device: str) -> torch.dtype:
             "dense_route", str(DensePolicy.NEVER), "deterministic", "one route, one rounding"
         )
     return dtype
+
+
+def _has_fp8(found: _Findings, model: ModelConfig, machine: Machine) -> bool:
+    """Whether FP8 weights stay FP8; said of models that have some."""
+    place = machine.device, machine.capability
+    has_fp8 = keeps_fp8(found.config.weights, model.quantization, *place)
+    if model.quantization is not None:
+        why = why_kept(has_fp8, model.quantization, *place)
+        found.note("weights", "fp8" if has_fp8 else "dequantise", "machine", why)
+    return has_fp8
 
 
 def _step_limits(found: _Findings) -> tuple[int, int]:

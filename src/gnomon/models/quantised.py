@@ -4,7 +4,7 @@ In:  codes float8_e4m3fn [..., R, C] and scales [..., ceil(R / rows), ceil(C / c
 Out: values = code × scale of its block, where blocks at the edges are cut off, not padded; or codes
      (rounded to nearest even) and scales = largest magnitude / 448, raised to a power of two where
      the format says so.
-     `keeps_fp8` (of a wish, a format and a device) and `may_stay_fp8` (of one parameter).
+     `keeps_fp8` (of a wish, a format and a device), `why_kept`, `may_stay_fp8` (of one parameter).
 Maths: oracle_math §2.3, §4.1. transformers' own dequantiser derives the block from the shapes and
      is wrong for edge blocks (§3.6); it is no oracle here.
 Not here: FP8 arithmetic, activations, cache formats (attention/layouts).
@@ -50,6 +50,20 @@ def keeps_fp8(
     if wish != "auto":
         return wish == "fp8"
     return is_readable and device == "cuda" and (capability or (0, 0)) >= FP8_CAPABILITY
+
+
+def why_kept(
+    is_kept: bool, block: BlockFp8, device: str, capability: tuple[int, int] | None
+) -> str:
+    """Why weights="auto" keeps the codes or does not."""
+    if is_kept:
+        return "this GPU multiplies FP8"
+    if device != "cuda":
+        return "a CPU multiplies no FP8"
+    if (block.block_rows, block.block_columns) != (GROUP, GROUP):
+        return f"no kernel multiplies blocks of {block.block_rows} x {block.block_columns}"
+    major, minor = capability or (0, 0)
+    return f"compute capability {major}.{minor}; unasked they stay FP8 from 9.0 on"
 
 
 def may_stay_fp8(spec: ParamSpec) -> bool:

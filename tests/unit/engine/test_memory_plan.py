@@ -153,11 +153,11 @@ def test_no_cuda_is_said_in_torchs_own_words(monkeypatch):
 def test_what_a_machine_lacks_is_said_with_what_is_used_instead(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
-    monkeypatch.delenv("CUDA_HOME", raising=False)
+    monkeypatch.setattr("gnomon.engine.machine.cuda_home", lambda: None)
     said = " ".join(shortcomings(known_gpu("a100-80")))
     for word in ("C compiler", "nvcc", "FP8"):
         assert word in said
-    monkeypatch.setenv("CUDA_HOME", "/usr/local/cuda")
+    monkeypatch.setattr("gnomon.engine.machine.cuda_home", lambda: tmp_path)
     compiler = tmp_path / "gcc"
     compiler.touch(mode=0o755)
     assert shortcomings(known_gpu("h200")) == []

@@ -127,6 +127,27 @@ def test_a_backend_that_cannot_be_meant_is_refused() -> None:
         bind(PLAIN, on_gpu, decode_backend="swift")
 
 
+def test_a_backend_of_fp8_weights_is_refused_where_there_are_none() -> None:
+    """It would force nothing: accepted and without effect."""
+    swift = narrow("swift", "linear_fp8", "moe_fp8")
+
+    def bound(has_fp8: bool, **flags: str) -> dict[str, str]:
+        config = EngineConfig.of(**flags)
+        return names(bind_phases(config, OpNeed(), (PLAIN, swift), False, has_fp8))[0]
+
+    for flag in ("linear_backend", "moe_backend"):
+        bound(True, **{flag: "swift"})
+        with pytest.raises(ConfigError, match=f"{flag} is 'swift': it multiplies FP8 weights"):
+            bound(False, **{flag: "swift"})
+    with pytest.raises(ConfigError, match=r"linear_backend is 'plain'.*leave linear_backend out"):
+        bound(False, linear_backend="plain")
+    with pytest.raises(ConfigError, match="linear_backend is 'palin': there is no such provider"):
+        bound(False, linear_backend="palin")
+    assert bound(False, moe_backend="plain")["moe"] == "plain"
+    with pytest.raises(ConfigError, match="choose one of plain, or leave moe_backend out"):
+        bound(False, moe_backend="swift")
+
+
 def test_an_impossible_backend_is_refused_before_weights_are_read() -> None:
     """By the survey, which loads nothing."""
     flags = {"model": "random:deepseek_v32", "decode_backend": "flashmla"}
@@ -134,6 +155,10 @@ def test_an_impossible_backend_is_refused_before_weights_are_read() -> None:
         survey(EngineConfig.of(**flags), 64)
     with pytest.raises(ConfigError, match="prefill_backend is 'flash'"):
         survey(EngineConfig.of(model="random:deepseek_v32", prefill_backend="flash"), 64)
+    with pytest.raises(UnsupportedError, match=r"'triton' was forced .*torch finds none.*given"):
+        survey(EngineConfig.of(model="random:deepseek_v32", decode_backend="triton"), 64)
+    with pytest.raises(ConfigError, match=r"linear_backend is 'torch'.*leave linear_backend out"):
+        survey(EngineConfig.of(model="random:deepseek_v32", linear_backend="torch"), 64)
     with pytest.raises(ConfigError, match="provider_path"):
         survey(EngineConfig.of(model="random:deepseek_v32", provider_path="/nowhere"), 64)
 
@@ -147,6 +172,7 @@ def explained(*arguments: str) -> dict[str, dict[str, str]]:
 
 def test_explain_says_who_serves_and_why_not_the_others() -> None:
     rows = explained()
+    assert "triton: needs a CUDA GPU" in rows["topk"]["rejected"]
     assert "flashmla: runs on cuda, not on cpu" in rows["sparse_mla"]["rejected"]
     assert "fa3: runs on cuda, not on cpu" in rows["dense_mha"]["rejected"]
     assert "deepgemm: runs on cuda, not on cpu" in rows["index_scores"]["rejected"]

@@ -84,6 +84,18 @@ def test_measured_orders_go_before_ranks_and_ability_before_both() -> None:
     assert choose("sparse_mla", NEED, ranked, "z", by_table).reason == "forced"
 
 
+def test_a_provider_behind_one_that_cannot_is_not_called_the_fastest() -> None:
+    for missing in ((provider("b", 0, Requirement(devices=frozenset({"cpu"}))),), ()):
+        choice = choose(
+            "sparse_mla",
+            NEED,
+            (*missing, provider("a", 1)),
+            ranking=lambda op, need: fastest(op, need, TABLE),
+        )
+        assert choice.provider.name == "a"
+        assert choice.reason == "next after b, which cannot serve here"
+
+
 ROWS = (
     Measured("sparse_mla", "decode", "bf16_576", 16, ("a", "b"), "few", num_rows=4),
     Measured("sparse_mla", "decode", "bf16_576", 16, ("a", "b"), "some", num_rows=16),

@@ -13,8 +13,10 @@ from torch import Tensor
 from gnomon.models.config import BlockFp8
 from gnomon.models.quantised import (
     dequantise_blocks,
+    keeps_fp8,
     quantise_blocks,
     scale_shape,
+    why_kept,
 )
 
 sizes = st.integers(1, 11)
@@ -99,3 +101,21 @@ def test_codes_of_nan_stay_nan() -> None:
     values = dequantise_blocks(codes, torch.ones(1, 1), BlockFp8(4, 4, True, ()))
     assert torch.isnan(values).tolist() == [[True, True, False]]
     assert values[0, 2] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("device", "capability", "size", "said"),
+    [
+        ("cuda", (9, 0), 128, "this GPU multiplies FP8"),
+        ("cuda", (8, 9), 128, "compute capability 8.9; unasked they stay FP8 from 9.0 on"),
+        ("cuda", (8, 0), 128, "compute capability 8.0"),
+        ("cuda", (9, 0), 64, "no kernel multiplies blocks of 64 x 64"),
+        ("cpu", None, 128, "a CPU multiplies no FP8"),
+    ],
+)
+def test_what_becomes_of_fp8_weights_has_its_reason(
+    device: str, capability: tuple[int, int] | None, size: int, said: str
+) -> None:
+    block = BlockFp8(size, size, False, ())
+    is_kept = keeps_fp8("auto", block, device, capability)
+    assert said in why_kept(is_kept, block, device, capability)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -14,7 +16,8 @@ from gnomon.attention.dispatch import (
     choose,
     explain_rows,
 )
-from gnomon.attention.providers import builtin_providers
+from gnomon.attention.providers import absent_providers, builtin_providers
+from gnomon.attention.routes import AttentionDims
 from gnomon.errors import ConfigError, UnsupportedError
 
 
@@ -103,6 +106,22 @@ def test_forced_provider_that_cannot_names_those_that_can() -> None:
     assert (forced.provider.name, forced.reason) == ("slow", "forced")
 
 
+def test_a_provider_that_cannot_run_here_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gnomon.attention.providers.cuda.is_available", lambda: False)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    (triton,) = absent_providers()
+    assert triton.name not in {provider.name for provider in builtin_providers()}
+    choice = choose("topk", OpNeed(), (*builtin_providers(), triton))
+    assert choice.provider.name == "torch"
+    assert "needs a CUDA GPU, and torch finds none" in dict(choice.rejected)["triton"]
+    with pytest.raises(UnsupportedError, match=r"'triton' was forced .*needs a CUDA GPU"):
+        bind_operators(OpNeed(), (*builtin_providers(), triton), "triton")
+    with pytest.raises(UnsupportedError, match="'triton' needs a CUDA GPU"):
+        triton.kernel("topk")
+    assert triton.fusion("topk_slots", OpNeed()) is None
+    assert not triton.supports("topq", OpNeed()).has_kernel
+
+
 def test_unknown_operators_are_refused() -> None:
     with pytest.raises(ConfigError, match="no operator is called 'topq'"):
         choose("topq", OpNeed(), builtin_providers())
@@ -121,6 +140,35 @@ def test_binding_prefers_torch_and_can_mix() -> None:
     table = explain_rows(choices)
     assert [row[0] for row in table] == list(OPERATORS)
     assert ("topk", "reference", "forced", "torch: reference was forced") in table
+
+
+def test_what_no_provider_can_is_said_in_words() -> None:
+    need = OpNeed("cuda", torch.bfloat16, latent_layout="bf16_576", phase="decode", is_graph=True)
+    words = r"topk for decode steps on cuda in torch\.bfloat16, bf16_576, in a captured graph: one"
+    with pytest.raises(UnsupportedError, match=words):
+        choose("topk", need, (kernel("one", 1),))
+
+
+def test_explain_names_who_attends_an_unpacked_context() -> None:
+    """Many rows over packed latents: another choice than that for the packed pool itself."""
+    layouts = {"packed": "fp8_ds_mla_656", "plain": "bf16_576"}
+    every = KernelSet("every", 9, dict.fromkeys(OPERATORS, max))
+    attend = [
+        KernelSet(name, 1, {"sparse_mla": min}, Requirement(layouts=frozenset({layout})))
+        for name, layout in layouts.items()
+    ]
+    dims = AttentionDims(16, 512, 128, 64, 128, 2048, 64, 128)
+    need = OpNeed("cuda", torch.bfloat16, dims, "fp8_ds_mla_656", "index_k_132", phase="prefill")
+    bound, choices = bind_operators(need, (every, *attend))
+    assert bound.unpacked is not None
+    table = {row[0]: row for row in explain_rows(choices)}
+    assert len(table) == len(OPERATORS) + 1
+    assert table["sparse_mla"][1] == "packed"
+    other = table["sparse_mla of many rows, context unpacked"]
+    assert other[1] == "plain"
+    assert "packed: reads layouts fp8_ds_mla_656, not bf16_576" in other[3]
+    _, choices = bind_operators(replace(need, phase="decode"), (every, *attend))
+    assert len(explain_rows(choices)) == len(OPERATORS)
 
 
 def test_builtin_providers_own_no_scratch_and_need_no_schedule() -> None:

@@ -2,6 +2,7 @@
 
 ``builtin_providers()`` names those that come with gnomon and can run here: torch and the reference
 always, triton where it is installed and finds a GPU (or TRITON_INTERPRET=1 asks for a CPU's).
+``absent_providers()`` stands for the rest of them, with the reason.
 """
 
 from __future__ import annotations
@@ -13,35 +14,49 @@ import os
 
 from torch import cuda
 
-from gnomon.attention.dispatch import Provider
+from gnomon.attention.dispatch import OPERATORS, Provider
 from gnomon.attention.providers import reference, torch
+from gnomon.attention.providers.absent import AbsentProvider
 
 logger = logging.getLogger(__name__)
+
+TRITON_RANK = 20  # behind kernels made for one GPU and libraries of others
 
 
 def builtin_providers() -> tuple[Provider, ...]:
     """All providers that this installation can offer, in no order of preference."""
-    portable = triton_provider()
-    return (torch.PROVIDER, reference.PROVIDER, *((portable,) if portable is not None else ()))
+    plain = (torch.PROVIDER, reference.PROVIDER)
+    portable = _triton()
+    if not isinstance(portable, str):
+        return (*plain, portable)
+    if cuda.is_available():
+        logger.warning("triton is not used: %s. torch serves, slower by far", portable)
+    return plain
 
 
-def triton_provider() -> Provider | None:
-    """The triton provider; None, said in the log where it surprises, if it cannot run here.
+def absent_providers() -> tuple[Provider, ...]:
+    """Those that come with gnomon and cannot run here: they refuse everything, with the reason."""
+    portable = _triton()
+    if not isinstance(portable, str):
+        return ()
+    return (AbsentProvider("triton", TRITON_RANK, OPERATORS, portable),)
+
+
+def _triton() -> Provider | str:
+    """The triton provider; or why it cannot run here.
 
     Triton is imported here and not before: a plain CPU never pays for it.
     """
     is_interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     if not (is_interpreted or cuda.is_available()):
-        return None
+        return "needs a CUDA GPU, and torch finds none (TRITON_INTERPRET=1 runs it here, for tests)"
     if importlib.util.find_spec("triton") is None:
-        logger.warning("triton is not installed: torch serves its operators, slower by far")
-        return None
+        return "not installed; pip install triton"
     try:
         package = importlib.import_module("gnomon.attention.providers.triton")
         if is_interpreted:
             importlib.import_module(f"{package.__name__}.interpreter").repair()
-    except (ImportError, RuntimeError) as error:
-        logger.warning("triton cannot be imported (%s): torch serves its operators", error)
-        return None
+    except (ImportError, OSError, RuntimeError) as error:
+        return f"cannot be imported: {error}"
     provider: Provider = package.PROVIDER
     return provider

@@ -38,7 +38,8 @@ class Measured:
 
 _COMPILED = "DeepGEMM compiles for seconds at each new class of shapes; it can be forced"
 _PRODUCTS = (
-    "1.5 times as fast on an H200 (bench/tune_moe.py), blocks of 2048 rows, one compiled kernel"
+    "DeepGEMM is 1.5 times as fast on an H200 (bench/tune_moe.py), in blocks of 2048 rows: one "
+    "compiled kernel"
 )
 _MANY = "FA3's adapter makes a dozen launches a call; it can be forced"
 _TUNED = "fastest on an H200 (bench/tune_attention.py)"

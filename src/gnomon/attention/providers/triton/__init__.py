@@ -8,7 +8,10 @@ Importing this package imports triton; `providers.builtin_providers` does so onl
 
 from __future__ import annotations
 
-from gnomon.attention.dispatch import KernelSet, Requirement
+from dataclasses import replace
+
+from gnomon.attention.dispatch import KernelSet, Requirement, Sizes
+from gnomon.attention.providers import TRITON_RANK
 from gnomon.attention.providers.triton import (
     attention,
     cache,
@@ -28,9 +31,11 @@ from gnomon.attention.providers.triton import (
 )
 from gnomon.attention.providers.triton.language import DEVICES, DTYPES
 
+KEPT = Sizes.of("index_topk", range(1, topk.MOST + 1))
+REQUIREMENT = Requirement(devices=DEVICES, dtypes=DTYPES, can_capture=True, fixed_dtypes=DTYPES)
 PROVIDER = KernelSet(
     name="triton",
-    rank=20,
+    rank=TRITON_RANK,
     kernels={
         **attention.KERNELS,
         **cache.KERNELS,
@@ -40,7 +45,8 @@ PROVIDER = KernelSet(
         **rows.KERNELS,
         **topk.KERNELS,
     },
-    requirement=Requirement(devices=DEVICES, dtypes=DTYPES, can_capture=True, fixed_dtypes=DTYPES),
+    requirement=REQUIREMENT,
+    special={"topk": replace(REQUIREMENT, sizes=(KEPT,))},
     fixed={
         **attention.FIXED,
         **fixed.FIXED,
