@@ -3,7 +3,8 @@
 In:  optionally FLASHMLA=PATH of `_flashmla_C.abi3.so` (its time is printed beside ours).
 Out: lines "operator shape tile splits  µs  TFLOP/s  GB/s  ratio"; ratio = FlashMLA's time / ours.
 Kernels are compiled first, by a process per core, into Triton's cache. Cold L2, median of the runs.
-Usage: python bench/tune_attention.py [prefill] [decode] [dense]      (all three by default)
+Usage: python bench/tune_attention.py [prefill] [decode] [dense] [fixed]   (by default the first
+     three; fixed: what cutting every list after so many keys costs a deterministic run)
 """
 
 from __future__ import annotations
@@ -100,6 +101,11 @@ DECODE = [
     Cell(PACKED, 128, 128, MANY_PACKED),
     Cell(PLAIN, 64, 16, FEW_PLAIN, (2, 4)),
     Cell(PLAIN, 64, 128, MANY_PLAIN),
+]
+FIXED = [
+    Cell(PACKED, num_rows, num_heads, tiles, (1, 2, 4))
+    for num_heads, tiles in ((128, [MANY_PACKED[1]]), (16, [FEW_PACKED[2]]))
+    for num_rows in (1, 16, 64, 128, 4096)
 ]
 
 
@@ -200,7 +206,8 @@ def run_quietly(call: Callable[[], object]) -> None:
 
 
 def chosen_cells(kinds: list[str]) -> list[Cell]:
-    return (PREFILL if "prefill" in kinds else []) + (DECODE if "decode" in kinds else [])
+    cells = {"prefill": PREFILL, "decode": DECODE, "fixed": FIXED}
+    return [cell for kind, of_kind in cells.items() if kind in kinds for cell in of_kind]
 
 
 def main() -> None:

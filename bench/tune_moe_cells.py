@@ -25,7 +25,7 @@ Shapes = Mapping[str, tuple[int, int, int]]
 """Experts, the shared one among them; hidden size; width of an expert."""
 EXPERTS: Shapes = {"h128": (33, 7168, 2048), "tp8": (257, 7168, 256), "glm": (33, 6144, 2048)}
 LINEARS = {  # of h128: (columns, width)
-    "o": (7168, 16384), "q_b": (24576, 1536), "wq_b": (8192, 1536), "q_a|kv_a": (2112, 7168),
+    "o": (7168, 16384), "q_b": (24576, 1536), "wq_b": (8192, 1536), "q_a|wk|kv_a": (2240, 7168),
     "dense up": (36864, 7168), "dense down": (7168, 18432),
 }  # fmt: skip
 L2_BYTES = 128 << 20

@@ -79,7 +79,7 @@ def test_parts_of_a_weight_fill_a_device_without_many_tiles(
     def parts(num_columns: int, depth: int) -> int:
         return choose_fixed_tile(num_columns, depth, dtype, on_hopper, num_columns <= 4096).parts
 
-    assert [parts(128, 7168), parts(768, 7168), parts(2112, 7168)] == [7, 5, 1]
+    assert [parts(128, 7168), parts(768, 7168), parts(2112, 7168)] == [16, 5, 1]
     assert parts(129_280, 7168) == parts(64, 512) == 1
 
 

@@ -11,7 +11,7 @@ Not here: FP8 (linear.py), experts (moe.py), products that may choose by M (ops/
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,8 +23,8 @@ from gnomon.attention.providers.triton.attention_tiles import has_wgmma
 from gnomon.attention.providers.triton.language import dot_into, padded, round_to
 
 NARROW = 4096  # outputs of a weight up to which tiles are of 64 columns
-LEAST_DEPTH = 1024  # of a part of K
-MOST_PARTS = 8
+LEAST_DEPTH = 384  # of a part of K
+MOST_PARTS = 16
 MOST_PROGRAMS = 64  # that one block of rows is cut into for the sake of few rows
 BLOCK = 1024  # numbers of a result that a program of add_parts computes
 
@@ -124,8 +124,9 @@ def linear(x: Tensor, weight: Tensor, dtype: torch.dtype | None = None) -> Tenso
 
 def multiply_heads(x: Tensor, weight: Tensor, is_packed: bool = True) -> Tensor:
     """[M, H, N] of x [M, H, K] and weight [H, K, N], contiguous whether asked for or not."""
-    depth, num_columns = min(weight.shape[1], LEAST_DEPTH), weight.shape[2]  # in one part
+    _, depth, num_columns = weight.shape
     tile = choose_fixed_tile(num_columns, depth, x.dtype, has_wgmma(x.device), False)
+    tile = replace(tile, parts=1)  # heads are programs enough
     out = x.new_empty((*x.shape[:2], num_columns))
     run_fixed(x, weight, out[None], tile)
     return out
