@@ -103,6 +103,11 @@ class FakeStream:
     async def __anext__(self) -> Delta:
         return await anext(self._deltas)
 
+    async def arrived(self) -> list[Delta]:
+        """The next delta; none at the end."""
+        delta = await anext(self._deltas, None)
+        return [] if delta is None else [delta]
+
     async def aclose(self) -> None:
         await self._deltas.aclose()
         self._engine.open.discard(self._request.request_id)

@@ -8,8 +8,15 @@ import sys
 
 import pytest
 
-from gnomon.bench.serve import Answer, ServeResult, ServeSettings, _token_times, bench_serve
-from gnomon.bench.startup import bench_startup, stages_of
+from gnomon.bench.serve import (
+    Answer,
+    ServeResult,
+    ServeSettings,
+    Taken,
+    answer_of,
+    bench_serve,
+)
+from gnomon.bench.serve_client import ClientLoad, read_events
 from gnomon.errors import ConfigError, GnomonError
 
 SMALL = {"input_len": 24, "output_len": 6}
@@ -74,6 +81,7 @@ def test_the_command_writes_table_json_and_picture(server, tmp_path) -> None:
     assert done.returncode == 0, done.stderr
     assert "ttft_ms" in done.stdout
     assert "2 of 2 answered" in done.stdout
+    assert "client: busy" in done.stdout
     assert len(json.loads((tmp_path / "serve.json").read_text())["answers"]) == 2
     assert (tmp_path / "serve.png").stat().st_size > 1000
 
@@ -86,23 +94,57 @@ def test_events_without_text_count_if_they_hold_tokens() -> None:
         b'data: {"choices": [], "usage": {"completion_tokens": 3}}',
         b"data: [DONE]",
     ]
-    arrivals, counted = _token_times(lines, 0.0)
-    assert (len(arrivals), counted) == (2, 3)
+    answer = answer_of(Taken(1.0, pieces(lines)), 1.0)
+    assert (len(answer.arrivals), answer.num_tokens, answer.error) == (2, 3, "")
 
 
-def test_stages_are_read_from_the_log() -> None:
-    log = "loading x\n  weights 50% 1 of 2 MiB at 0.5 s\n  weights 100% 2 of 2 MiB at 1.0 s\nINFO\n"
-    log += "  graphs 100% 19 of 19 at 7.3 s\n  prefill graphs 100% 4 of 4 at 9.9 s\n"
-    assert stages_of(log) == (("weights", 1.0), ("graphs", 7.3), ("prefill graphs", 9.9))
+def pieces(lines: list[bytes], size: int = 0) -> list[tuple[float, bytes]]:
+    """A chunked answer, cut into pieces of `size` bytes (0: whole), one a second from 2.0 on."""
+    chunks = [b"%x\r\n%s\n\n\r\n" % (len(line) + 2, line) for line in lines]
+    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    whole = head + b"".join(chunks) + b"0\r\n\r\n"
+    cuts = range(0, len(whole), size or len(whole))
+    return [(2.0 + i, whole[at : at + (size or len(whole))]) for i, at in enumerate(cuts)]
 
 
-def test_startup_is_timed_cold_and_warm() -> None:
-    model = ["random:deepseek_v32,layers=1", "--num-kv-pages", "20", "--max-model-len", "256"]
-    times = list(bench_startup(model))
-    assert [taken.kind for taken in times] == ["cold", "warm"]
-    assert all(0 < taken.healthy_s < taken.first_answer_s for taken in times)
+@pytest.mark.parametrize("size", [1, 7, 50, 1000])
+def test_an_event_has_arrived_with_the_piece_that_completes_it(size: int) -> None:
+    lines = [b'data: {"n": %d, "pad": "%s"}' % (n, b"x" * n) for n in range(30)]
+    cut = pieces(lines, size)
+    whole = b"".join(data for _, data in cut)
+    found = list(read_events(cut))
+    assert [event["n"] for _, event in found] == list(range(30))
+    for (arrived, _), line in zip(found, lines, strict=True):
+        newline = whole.index(line) + len(line)  # the byte that completes the line
+        assert arrived == 2.0 + newline // size
 
 
-def test_a_server_that_cannot_start_says_why() -> None:
-    with pytest.raises(GnomonError, match="no-such-model"):
-        list(bench_startup(["no-such-model"]))
+def test_tokens_that_come_together_count_each() -> None:
+    lines = [b'data: {"choices": [{"text": "a", "token_ids": [%s]}]}' % ids
+             for ids in (b"1,2", b"3", b"4,5,6")]  # fmt: skip
+    cut = pieces(lines)
+    head, first = cut[0][1].split(b"\r\n\r\n", 1)
+    parts = [head + b"\r\n\r\n", *(part + b"\n\n" for part in first.split(b"\n\n"))]
+    answer = answer_of(Taken(0.0, [(float(at), part) for at, part in enumerate(parts)]), 0.0)
+    assert answer.event_tokens == (2, 1, 3)
+    assert answer.num_tokens == 6
+    assert answer.gaps_ms == [0.0, 1000.0, 1000.0, 0.0, 0.0]
+    assert sum(answer.gaps_ms) / 5 == pytest.approx(answer.tpot_ms)
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"HTTP/1.1 503 Down\r\nContent-Length: 4\r\n\r\nsoon", "HTTP 503: soon"),
+        (b'HTTP/1.0 200 OK\r\n\r\ndata: {"error": "no luck"}\n\n', "no luck"),
+        (b"nonsense", "BadStatusLine"),
+        (b"", "RemoteDisconnected"),
+    ],
+)
+def test_what_is_no_stream_of_tokens_is_an_error(data: bytes, why: str) -> None:
+    assert why in answer_of(Taken(0.0, [(1.0, data)]), 0.0).error
+
+
+def test_a_client_without_time_to_spare_says_so() -> None:
+    assert not ClientLoad(0.5, 0.79, 0.0).is_bottleneck
+    assert ClientLoad(0.5, 0.81, 0.0).is_bottleneck

@@ -1,31 +1,26 @@
 """`gnomon bench serve`: latency and throughput of a running OpenAI-compatible server.
 
 In:  a URL and ServeSettings. Out: ServeResult: of every request its time to the first token, the
-     gaps between tokens, its end; percentiles, throughput, goodput.
-Requests are completions over random token ids, so that no prefix is shared, streamed, one thread
-and connection each. They come as fast as ``concurrency`` allows, or at random times of a mean rate.
+     gaps between tokens, its end; percentiles, throughput, goodput; how busy the client was.
+Requests are completions over random token ids, so that no prefix is shared, streamed, a connection
+each. They come as fast as ``concurrency`` allows, or at random times of a mean rate.
 Times are the client's: first token is the first event with text or a token, after the request was
-sent. Not here: the display (cli/bench.py), starting a server (startup.py).
+sent. Not here: connections and bytes (serve_client.py), the display (cli), starting a server.
 """
 
 from __future__ import annotations
 
-import http.client
-import json
+import asyncio
 import random
-import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Annotated as A
-from typing import Any
-from urllib.parse import urlsplit
 
+from gnomon.bench.serve_client import ClientLoad, LoadMeter, Pieces, StreamClient, read_events
 from gnomon.engine.flags import Flag, check_flags
-from gnomon.errors import ConfigError, GnomonError
 
-TIMEOUT_S = 600.0
 FIRST_ID, LAST_ID = 1000, 3000  # ids that every tokenizer of these models has, none of them special
 
 
@@ -57,13 +52,15 @@ class ServeSettings:
 class Answer:
     """Seconds since the run began: ``sent``, each event's arrival. ``error``: why it failed.
 
-    ``num_tokens``: as the server counts them; an event can hold more than one.
+    ``num_tokens``: as the server counts them. ``event_tokens``: how many came with each event, as
+    far as their ids were sent; one each otherwise.
     """
 
     sent: float
     arrivals: tuple[float, ...] = ()
     num_tokens: int = 0
     error: str = ""
+    event_tokens: tuple[int, ...] = ()
 
     @property
     def ttft_ms(self) -> float:
@@ -78,17 +75,25 @@ class Answer:
 
     @property
     def gaps_ms(self) -> list[float]:
-        """Times between neighbouring events."""
-        return [(b - a) * 1e3 for a, b in zip(self.arrivals, self.arrivals[1:], strict=False)]
+        """Times between neighbouring tokens: of tokens of one event, the first has waited for all.
+
+        Answers of different batching compare so: the mean is always (last - first) / (tokens - 1).
+        """
+        counts = self.event_tokens or (1,) * len(self.arrivals)
+        gaps = [0.0] * (counts[0] - 1) if counts else []
+        for count, (before, now) in zip(counts[1:], pairwise(self.arrivals), strict=True):
+            gaps += [(now - before) * 1e3, *[0.0] * (count - 1)]
+        return gaps
 
 
 @dataclass(frozen=True, slots=True)
 class ServeResult:
-    """All answers of a run of ``seconds``."""
+    """All answers of a run of ``seconds``, and how busy the client was with them."""
 
     settings: ServeSettings
     answers: tuple[Answer, ...]
     seconds: float
+    client: ClientLoad = field(default_factory=lambda: ClientLoad(0.0, 0.0, 0.0))
     good: tuple[Answer, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -133,29 +138,18 @@ def bench_serve(
     on_done: Callable[[int], None] = lambda done: None,
 ) -> ServeResult:
     """Run all requests. ConfigError for a URL that is none; failures are in the answers."""
-    client = _Client(url, model, api_key)
+    client = StreamClient(url, model, api_key)
     draw = random.Random(settings.seed)
-    prompts = [
-        [draw.randint(FIRST_ID, LAST_ID) for _ in range(settings.input_len)]
-        for _ in range(settings.num_requests)
-    ]
+    requests = []
+    for _ in range(settings.num_requests):
+        prompt = [draw.randint(FIRST_ID, LAST_ID) for _ in range(settings.input_len)]
+        requests.append(client.request(prompt, settings.output_len))
     starts = list(_arrivals(draw, settings))
-    begin, lock, done = time.perf_counter(), threading.Lock(), 0
-
-    def ask(number: int) -> Answer:
-        nonlocal done
-        wait = starts[number] - (time.perf_counter() - begin)
-        if wait > 0:
-            time.sleep(wait)
-        answer = client.complete(prompts[number], settings.output_len, begin)
-        with lock:
-            done += 1
-            on_done(done)
-        return answer
-
-    with ThreadPoolExecutor(settings.concurrency) as pool:
-        answers = tuple(pool.map(ask, range(settings.num_requests)))
-    return ServeResult(settings, answers, time.perf_counter() - begin)
+    begin, end, taken, load = asyncio.run(
+        _ask_all(client, requests, starts, settings.concurrency, on_done)
+    )
+    answers = tuple(answer_of(one, begin) for one in taken)
+    return ServeResult(settings, answers, end - begin, load)
 
 
 def _arrivals(draw: random.Random, settings: ServeSettings) -> Iterator[float]:
@@ -165,79 +159,63 @@ def _arrivals(draw: random.Random, settings: ServeSettings) -> Iterator[float]:
         now += draw.expovariate(settings.request_rate) if settings.request_rate else 0.0
 
 
-class _Client:
-    """One connection per request; knows the server's address and the model's name."""
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What came of one request: when it was sent, the answer's pieces, or why there are none."""
 
-    def __init__(self, url: str, model: str, api_key: str | None) -> None:
-        parts = urlsplit(url if "://" in url else f"http://{url}")
-        if parts.scheme not in ("http", "https") or parts.hostname is None:
-            raise ConfigError(f"url is {url!r}: give it as http://host:port.")
-        self._host, self._port = parts.hostname, parts.port
-        secure = parts.scheme == "https"
-        self._kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
-        self._base = parts.path.rstrip("/").removesuffix("/v1")
-        self._headers = {"Content-Type": "application/json"}
-        if api_key:
-            self._headers["Authorization"] = f"Bearer {api_key}"
-        self._model = model or self._served_model()
-
-    def _served_model(self) -> str:
-        """The first model that the server names. GnomonError if it does not answer."""
-        connection = self._kind(self._host, self._port, timeout=TIMEOUT_S)
-        try:
-            connection.request("GET", f"{self._base}/v1/models", headers=self._headers)
-            return str(json.loads(connection.getresponse().read())["data"][0]["id"])
-        except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError) as error:
-            raise GnomonError(
-                f"{self._host}:{self._port} does not name its models ({error}); is a server "
-                "running there? If so, give --served-model."
-            ) from None
-        finally:
-            connection.close()
-
-    def complete(self, prompt: list[int], num_tokens: int, begin: float) -> Answer:
-        """Stream one completion of exactly ``num_tokens``."""
-        fields = {
-            "model": self._model, "prompt": prompt, "max_tokens": num_tokens, "stream": True,
-            "temperature": 0, "ignore_eos": True, "stream_options": {"include_usage": True},
-            "return_token_ids": True,
-        }  # fmt: skip
-        connection = self._kind(self._host, self._port, timeout=TIMEOUT_S)
-        sent = time.perf_counter() - begin
-        try:
-            body = json.dumps(fields).encode()
-            connection.request("POST", f"{self._base}/v1/completions", body, self._headers)
-            response = connection.getresponse()
-            if response.status != 200:
-                text = response.read(500).decode(errors="replace")
-                return Answer(sent, error=f"HTTP {response.status}: {text}")
-            arrivals, counted = _token_times(response, begin)
-        except (OSError, ValueError, http.client.HTTPException) as error:
-            return Answer(sent, error=f"{type(error).__name__}: {error}")
-        finally:
-            connection.close()
-        fault = "" if arrivals else "the stream held no token"
-        return Answer(sent, arrivals, counted or len(arrivals), fault)
+    sent: float
+    pieces: Pieces
+    error: str = ""
 
 
-def _token_times(response: http.client.HTTPResponse, begin: float) -> tuple[tuple[float, ...], int]:
-    """(arrival of every event with text or tokens, tokens by the server's count or 0).
+async def _ask_all(
+    client: StreamClient,
+    requests: Sequence[bytes],
+    starts: Sequence[float],
+    concurrency: int,
+    on_done: Callable[[int], None],
+) -> tuple[float, float, list[Taken], ClientLoad]:
+    """(begin, end, what came of each request, how busy the client was)."""
+    meter, begin = LoadMeter(), time.perf_counter()
+    taken: dict[int, Taken] = {}
+    numbers = iter(range(len(requests)))
 
-    A token may have no text of its own (half a character, an id beyond the tokenizer's).
-    """
+    async def work() -> None:
+        for number in numbers:
+            wait = begin + starts[number] - time.perf_counter()
+            if wait > 0:
+                await asyncio.sleep(wait)
+            sent = time.perf_counter()
+            try:
+                taken[number] = Taken(sent, await client.send(requests[number]))
+            except OSError as error:
+                taken[number] = Taken(sent, [], f"{type(error).__name__}: {error}")
+            on_done(len(taken))
+
+    meter.start()
+    await asyncio.gather(*(work() for _ in range(min(concurrency, len(requests)))))
+    end = time.perf_counter()
+    return begin, end, [taken[number] for number in range(len(requests))], meter.stop()
+
+
+def answer_of(taken: Taken, begin: float) -> Answer:
+    """What an answer's bytes say. A token may have no text of its own (half a character)."""
+    sent = taken.sent - begin
     arrivals: list[float] = []
+    tokens: list[int] = []
     counted = 0
-    for line in response:
-        if not line.startswith(b"data: ") or line.strip() == b"data: [DONE]":
-            continue
-        event: dict[str, Any] = json.loads(line[6:])
-        if "error" in event:
-            raise ValueError(str(event["error"])[:300])
-        choices = event.get("choices", ())
-        if any(choice.get("text") or choice.get("token_ids") for choice in choices):
-            arrivals.append(time.perf_counter() - begin)
-        counted = (event.get("usage") or {}).get("completion_tokens", counted)
-    return tuple(arrivals), counted
+    try:
+        for arrived, event in read_events(taken.pieces) if not taken.error else ():
+            choices = event.get("choices", ())
+            num_tokens = sum(len(choice.get("token_ids") or ()) for choice in choices)
+            if num_tokens or any(choice.get("text") for choice in choices):
+                arrivals.append(arrived - begin)
+                tokens.append(num_tokens or 1)
+            counted = (event.get("usage") or {}).get("completion_tokens", counted)
+    except ValueError as error:
+        return Answer(sent, error=str(error))
+    fault = taken.error or ("" if arrivals else "the stream held no token")
+    return Answer(sent, tuple(arrivals), counted or sum(tokens), fault, tuple(tokens))
 
 
 def _percentile(values: list[float], share: int) -> float:

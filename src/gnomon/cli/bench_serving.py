@@ -80,6 +80,7 @@ def serve(
             "seconds": result.seconds,
             "percentiles": result.percentiles(),
             "rates": result.rates(),
+            "client": asdict(result.client),
             "answers": [asdict(answer) for answer in result.answers],
         }
         json_file.write_text(json.dumps(whole, indent=1) + "\n")
@@ -123,6 +124,13 @@ def _lines(result: ServeResult) -> list[str]:
         lines.append(f"{name:<10} {numbers}")
     lines += [f"{name:<20} {value:>10.2f}" for name, value in result.rates().items()]
     lines.append(f"{len(result.good)} of {len(result.answers)} answered in {result.seconds:.1f} s")
+    load = result.client
+    lines.append(
+        f"client: busy {load.cpu_share:.0%} of the time, {load.busiest_share:.0%} in its busiest "
+        f"quarter second; looked {load.late_ms:.1f} ms late (p99)"
+    )
+    if load.is_bottleneck:
+        lines.append("the client itself was the bottleneck: times and rates are partly its own")
     lines += [f"failed: {answer.error}" for answer in failed[:3]]
     return lines
 

@@ -42,13 +42,15 @@ class ProcessStream:
         self._arrived: list[OutputDelta] = []
         self._error: GnomonError | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._loop = asyncio.get_running_loop()
 
     def put(self, delta: OutputDelta) -> None:
         """Take one delta off the wire."""
         self._arrived.append(delta)
         if delta.finish_reason is not None:
             self._open.discard(delta.request_id)
-        self._wake()
+        if self._waiter is not None:
+            self._wake()
 
     def forget(self, request_id: str) -> None:
         """Expect nothing more of a request that was aborted."""
@@ -61,22 +63,36 @@ class ProcessStream:
         self._wake()
 
     def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> list[OutputDelta]:
-        while not self._arrived:
-            if self._error is not None:
-                raise self._error
+        while not (arrived := self.take()):
             if not self._open:
                 raise StopAsyncIteration
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
+            await self.arrival()
+        return arrived
+
+    @property
+    def has_more(self) -> bool:
+        """Whether something can still come, or has come and was not taken."""
+        return bool(self._open or self._arrived or self._error)
+
+    def take(self) -> list[OutputDelta]:
+        """What has arrived since the last look, perhaps nothing; the error of `fail` behind it."""
+        if not self._arrived and self._error is not None:
+            raise self._error
         arrived, self._arrived = self._arrived, []
         return arrived
+
+    def arrival(self) -> asyncio.Future[None]:
+        """Done when something has happened since the last `take`. One waits at a time."""
+        self._waiter = self._loop.create_future()
+        return self._waiter
 
 
 class ProcessClient:

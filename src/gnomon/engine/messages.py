@@ -1,7 +1,8 @@
 """What goes into the engine and what comes out: plain values, sent by msgspec between processes.
 
 In:  EngineRequest, one sequence to continue, as token ids.
-Out: OutputDelta, what a step added to one request; EngineStats, counters for the metrics page.
+Out: OutputDelta, what a step added to one request, and `joined`, what several did; EngineStats,
+     counters for the metrics page.
 All are frozen msgspec Structs; lists inside them are not to be changed by a receiver. They hold
 plain data, so that no cycle is possible and the garbage collector need not look at them (gc=False):
 with thousands of requests waiting its full runs would be what one notices.
@@ -11,6 +12,7 @@ Not here: text (frontend), the envelope around these on the wire (engine/process
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -111,6 +113,41 @@ class OutputDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     error: str | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     queue_s: float = 0.0
+
+
+def joined(deltas: Sequence[OutputDelta]) -> Sequence[OutputDelta]:
+    """The same output with one delta per request, in the order of their first ones.
+
+    What several steps added to a request reads as if one step had. A fault stays by itself, so
+    that what came before it can still be given out.
+    """
+    if len(deltas) < 2:
+        return deltas
+    made: dict[str, OutputDelta] = {}
+    faults = [delta for delta in deltas if delta.finish_reason == "error"]
+    for delta in deltas:
+        if delta.finish_reason != "error":
+            before = made.get(delta.request_id)
+            made[delta.request_id] = delta if before is None else _extended(before, delta)
+    return [*made.values(), *faults]
+
+
+def _extended(first: OutputDelta, then: OutputDelta) -> OutputDelta:
+    logprobs = None
+    if first.logprobs is not None or then.logprobs is not None:
+        logprobs = [*(first.logprobs or ()), *(then.logprobs or ())]
+    return OutputDelta(
+        request_id=first.request_id,
+        token_ids=first.token_ids + then.token_ids,
+        logprobs=logprobs,
+        finish_reason=then.finish_reason,
+        stop_reason=then.stop_reason,
+        num_cached_tokens=then.num_cached_tokens,
+        num_prompt_tokens=then.num_prompt_tokens,
+        error=then.error,
+        prompt_logprobs=first.prompt_logprobs or then.prompt_logprobs,
+        queue_s=first.queue_s or then.queue_s,
+    )
 
 
 class ShadowOperator(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):

@@ -22,7 +22,7 @@ from typing import Any, Self
 from gnomon.engine.client import ProcessClient, ProcessStream
 from gnomon.engine.config import EngineConfig
 from gnomon.engine.launch import EngineProcess
-from gnomon.engine.messages import EngineRequest, EngineStats
+from gnomon.engine.messages import EngineRequest, EngineStats, joined
 from gnomon.engine.sampling_params import SamplingParams
 from gnomon.engine.wire import EngineInfo
 from gnomon.errors import RequestError, UnsupportedError
@@ -191,16 +191,33 @@ class DeltaIterator:
         return self
 
     async def __anext__(self) -> Delta:
-        while not self._ready:
-            if self._is_closed or not self._choices.open_ids:
+        if not self._ready:
+            self._ready.extend(await self.arrived())
+            if not self._ready:
                 raise StopAsyncIteration
-            for delta in await anext(self._stream):
-                made, must_abort = self._choices.feed(delta)
+        return self._ready.popleft()
+
+    async def arrived(self) -> list[Delta]:
+        """All that has come since the last look, one Delta per choice; none when all have ended.
+
+        Waits for the first one only: a reader that is late gets several tokens in one Delta.
+        """
+        if self._ready:
+            ready, self._ready = self._ready, deque()
+            return list(ready)
+        choices, stream = self._choices, self._stream
+        found: list[Delta] = []
+        while not found and choices.has_open and stream.has_more and not self._is_closed:
+            arrived = stream.take()
+            if not arrived:
+                await stream.arrival()
+            for delta in joined(arrived):
+                made, must_abort = choices.feed(delta)
                 if must_abort:
                     self._client.abort([delta.request_id])
                 if made is not None:
-                    self._ready.append(made)
-        return self._ready.popleft()
+                    found.append(made)
+        return found
 
     async def aclose(self) -> None:
         """Abort the choices that still run. Idempotent."""

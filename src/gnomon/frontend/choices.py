@@ -57,7 +57,15 @@ class ChoiceText:
         ids = delta.token_ids
         is_ended_by_token = delta.finish_reason == "stop"
         is_hidden = is_ended_by_token and not self._params.include_stop_str_in_output
-        text, stop, num_taken = self._read(ids, len(ids) - is_hidden)
+        shown = ids[:-1] if is_hidden else ids
+        num_taken, stop = len(ids), None
+        if self._detokenizer is None:
+            text = ""
+        elif not self._params.stop:
+            text = self._detokenizer.feed(shown)
+        else:
+            text, stop, num_read = self._read(self._detokenizer, shown)
+            num_taken = len(ids) if stop is None else num_read
         reason, stop_reason = delta.finish_reason, delta.stop_reason
         if stop is None and reason is not None:
             tail, stop = self._finish()
@@ -69,34 +77,29 @@ class ChoiceText:
         self.is_finished = reason is not None
         logprobs, prompt_logprobs = delta.logprobs, delta.prompt_logprobs
         return Delta(
-            request_id=request_id,
-            index=self.index,
-            text=text,
-            token_ids=tuple(ids),
-            logprobs=None if logprobs is None else tuple(logprobs[: len(ids)]),
-            finish_reason=reason,
-            stop_reason=stop_reason,
-            error=delta.error,
-            num_prompt_tokens=delta.num_prompt_tokens,
-            num_cached_tokens=delta.num_cached_tokens,
-            queue_s=delta.queue_s,
-            prompt_logprobs=None if prompt_logprobs is None else tuple(prompt_logprobs),
+            request_id,
+            self.index,
+            text,
+            tuple(ids),
+            None if logprobs is None else tuple(logprobs[: len(ids)]),
+            reason,
+            stop_reason,
+            delta.error,
+            delta.num_prompt_tokens,
+            delta.num_cached_tokens,
+            None if prompt_logprobs is None else tuple(prompt_logprobs),
+            delta.queue_s,
         )
 
-    def _read(self, ids: Sequence[int], num_shown: int) -> tuple[str, str | None, int]:
-        """(text, the stop string that ended it, tokens taken) of the first `num_shown` ids."""
-        if self._detokenizer is None:
-            return "", None, len(ids)
-        if not self._params.stop:
-            return self._detokenizer.feed(ids[:num_shown]), None, len(ids)
+    def _read(self, detokenizer: Detokenizer, ids: Sequence[int]) -> tuple[str, str | None, int]:
+        """(text, the stop string that ended it, tokens read) where there are stop strings."""
         shown = []
-        for place in range(num_shown):
-            is_armed = self._num_tokens + place + 1 >= self._params.min_tokens
-            new = self._detokenizer.feed((ids[place],))
-            step = self._stops.feed(new, is_armed=is_armed)
+        for count, token_id in enumerate(ids, 1):
+            is_armed = self._num_tokens + count >= self._params.min_tokens
+            step = self._stops.feed(detokenizer.feed((token_id,)), is_armed=is_armed)
             shown.append(step.text)
             if step.stop is not None:
-                return "".join(shown), step.stop, place + 1
+                return "".join(shown), step.stop, count
         return "".join(shown), None, len(ids)
 
     def _finish(self) -> tuple[str, str | None]:
@@ -122,6 +125,11 @@ class ChoiceSet:
     def open_ids(self) -> list[str]:
         """The engine's ids of the choices that have not ended."""
         return list(self._open)
+
+    @property
+    def has_open(self) -> bool:
+        """Whether a choice has not ended."""
+        return bool(self._open)
 
     def feed(self, delta: OutputDelta) -> tuple[Delta | None, bool]:
         """(the Delta, or None if its choice had ended; whether to abort it in the engine)."""

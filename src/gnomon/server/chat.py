@@ -10,9 +10,8 @@ Not here: the rendering (prompts.py), sampling parameters (sampling.py), the SSE
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -30,8 +29,11 @@ from gnomon.server.answer_types import (
     ChatChunkChoice,
     ChatDelta,
     ChatMessageAnswer,
+    PromptLogprobs,
+    Usage,
 )
 from gnomon.server.body import read_model
+from gnomon.server.envelope import Envelope
 from gnomon.server.generation import Generation, Job
 from gnomon.server.logprobs import chat_logprobs, prompt_logprobs
 from gnomon.server.prompts import PreparedPrompt, conversation_prompt
@@ -132,6 +134,9 @@ class _ChatWriter:
         self._tokenizer = state.engine.language.tokenizer
         self._model = state.model_name
         self._created = int(time.time())
+        self._sends_ids = bool(body.return_token_ids)
+        self._envelope: Envelope | None = None
+        self._prompt_scores: PromptLogprobs | UnsetType = UNSET
         self._prompt: PreparedPrompt = generation.job.prompts[0]
         self._choices = [
             _Choice(
@@ -142,55 +147,56 @@ class _ChatWriter:
             for _ in range(generation.job.params[0].n)
         ]
 
-    async def events(self) -> AsyncGenerator[bytes]:
-        """The bodies of the events; the last one of a choice has its finish_reason."""
-        encode = msgspec.json.Encoder().encode
-        sends_ids = bool(self._body.return_token_ids)
-        prompt_ids = self._prompt.token_ids if sends_ids else UNSET
-        async with contextlib.aclosing(self._generation.deltas()) as deltas:
-            async for _, delta in deltas:
-                choice = self._chunk_choice(self._choices[delta.index], delta, sends_ids)
-                chunk = ChatChunk(
-                    id=self._generation.job.answer_id,
-                    created=self._created,
-                    model=self._model,
-                    choices=[choice],
-                    usage=self._report.so_far(self._generation),
-                    prompt_token_ids=prompt_ids,
-                )
-                prompt_ids = UNSET
-                yield encode(chunk)
-        if self._report.at_end:
-            yield encode(
-                ChatChunk(
-                    id=self._generation.job.answer_id,
-                    created=self._created,
-                    model=self._model,
-                    choices=[],
-                    usage=self._generation.usage(),
-                )
-            )
+    def event(self, place: int, delta: Delta) -> bytes:
+        """The event of a delta; the last one of a choice has its finish_reason."""
+        choice = self._chunk_choice(self._choices[delta.index], delta)
+        if self._envelope is None or self._report.always:
+            usage = self._report.so_far(self._generation)
+            if self._envelope is None and self._sends_ids:  # the prompt's come with the first event
+                first = Envelope(self._chunk(usage, self._prompt.token_ids))
+                self._envelope = Envelope(self._chunk(usage))
+                return first.around(choice)
+            self._envelope = Envelope(self._chunk(usage))
+        return self._envelope.around(choice)
 
-    async def answer(self) -> ChatAnswer:
-        """The whole answer, when it is complete."""
-        prompt_scores = None
-        async with contextlib.aclosing(self._generation.deltas()) as deltas:
-            async for _, delta in deltas:
-                self._choices[delta.index].add(delta)
-                if delta.prompt_logprobs is not None:
-                    prompt_scores = prompt_logprobs(delta.prompt_logprobs, self._tokenizer)
-        sends_ids = bool(self._body.return_token_ids)
+    def closing_event(self) -> bytes | None:
+        """The usage, if wanted."""
+        if not self._report.at_end:
+            return None
+        return msgspec.json.encode(self._chunk(self._generation.usage()))
+
+    def _chunk(
+        self, usage: Usage | UnsetType | None, prompt_ids: list[int] | UnsetType = UNSET
+    ) -> ChatChunk:
+        """An event without a choice."""
+        return ChatChunk(
+            id=self._generation.job.answer_id,
+            created=self._created,
+            model=self._model,
+            choices=[],
+            usage=usage,
+            prompt_token_ids=prompt_ids,
+        )
+
+    def add(self, place: int, delta: Delta) -> None:
+        """Keep what a delta brings, for the whole answer."""
+        self._choices[delta.index].add(delta)
+        if delta.prompt_logprobs is not None:
+            self._prompt_scores = prompt_logprobs(delta.prompt_logprobs, self._tokenizer)
+
+    def answer(self) -> ChatAnswer:
+        """The whole answer, of all that was added."""
         return ChatAnswer(
             id=self._generation.job.answer_id,
             created=self._created,
             model=self._model,
             choices=[self._whole(index, one) for index, one in enumerate(self._choices)],
             usage=self._generation.usage(),
-            prompt_token_ids=self._prompt.token_ids if sends_ids else UNSET,
-            prompt_logprobs=UNSET if prompt_scores is None else prompt_scores,
+            prompt_token_ids=self._prompt.token_ids if self._sends_ids else UNSET,
+            prompt_logprobs=self._prompt_scores,
         )
 
-    def _chunk_choice(self, choice: _Choice, delta: Delta, sends_ids: bool) -> ChatChunkChoice:
+    def _chunk_choice(self, choice: _Choice, delta: Delta) -> ChatChunkChoice:
         content, reasoning = choice.parse(delta)
         role: Literal["assistant"] | UnsetType = UNSET if choice.has_begun else "assistant"
         choice.has_begun = True
@@ -201,7 +207,7 @@ class _ChatWriter:
             None if scores is None else chat_logprobs(scores, self._tokenizer),
             delta.finish_reason,
             UNSET if delta.finish_reason is None else delta.stop_reason,
-            list(delta.token_ids) if sends_ids else UNSET,
+            list(delta.token_ids) if self._sends_ids else UNSET,
         )
 
     def _whole(self, index: int, choice: _Choice) -> ChatChoice:
@@ -215,5 +221,5 @@ class _ChatWriter:
             chat_logprobs(choice.logprobs, self._tokenizer) if self._body.logprobs else None,
             choice.last.finish_reason,
             choice.last.stop_reason,
-            choice.token_ids if self._body.return_token_ids else UNSET,
+            choice.token_ids if self._sends_ids else UNSET,
         )

@@ -8,9 +8,7 @@ Not here: tokenization (prompts.py), sampling parameters (sampling.py), the SSE 
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 
 import msgspec
@@ -28,6 +26,7 @@ from gnomon.server.answer_types import (
     PromptLogprobs,
 )
 from gnomon.server.body import read_model
+from gnomon.server.envelope import Envelope
 from gnomon.server.generation import Generation, Job
 from gnomon.server.logprobs import CompletionLogprobsWriter, prompt_logprobs
 from gnomon.server.prompts import raw_prompts
@@ -117,6 +116,8 @@ class _CompletionWriter:
         self._model = state.model_name
         self._created = int(time.time())
         self._num_choices = body.n or 1
+        self._sends_ids = bool(body.return_token_ids)
+        self._envelope: Envelope | None = None
         self._choices: list[_Choice] = []
         for prompt in generation.job.prompts:
             text = ""
@@ -132,25 +133,19 @@ class _CompletionWriter:
             return None
         return CompletionLogprobsWriter(self._engine.language.tokenizer)
 
-    async def events(self) -> AsyncGenerator[bytes]:
-        """The bodies of the events; the last one of a choice has its finish_reason."""
-        encode = msgspec.json.Encoder().encode
-        async with contextlib.aclosing(self._generation.deltas()) as deltas:
-            async for place, delta in deltas:
-                yield encode(self._answer([self._chunk_choice(place, delta)], is_last=False))
-        if self._report.at_end:
-            yield encode(self._answer([], is_last=True))
+    def event(self, place: int, delta: Delta) -> bytes:
+        """The event of a delta; the last one of a choice has its finish_reason."""
+        if self._envelope is None or self._report.always:
+            self._envelope = Envelope(self._answer([], is_last=False))
+        return self._envelope.around(self._chunk_choice(place, delta))
 
-    async def answer(self) -> CompletionAnswer:
-        """The whole answer, when it is complete."""
-        async with contextlib.aclosing(self._generation.deltas()) as deltas:
-            async for place, delta in deltas:
-                self._add(self._choices[place * self._num_choices + delta.index], delta)
-        choices = [self._whole(index, choice) for index, choice in enumerate(self._choices)]
-        return self._answer(choices, is_last=True)
+    def closing_event(self) -> bytes | None:
+        """The usage, if wanted."""
+        return msgspec.json.encode(self._answer([], is_last=True)) if self._report.at_end else None
 
-    def _add(self, choice: _Choice, delta: Delta) -> None:
+    def add(self, place: int, delta: Delta) -> None:
         """Keep what a delta brings, for the whole answer."""
+        choice = self._choices[place * self._num_choices + delta.index]
         choice.text.append(self._text(choice, delta))
         choice.token_ids.extend(delta.token_ids)
         scores = self._scores(choice, delta)
@@ -160,6 +155,11 @@ class _CompletionWriter:
             tokenizer = self._engine.language.tokenizer
             choice.prompt_logprobs = prompt_logprobs(delta.prompt_logprobs, tokenizer)
         choice.last = delta
+
+    def answer(self) -> CompletionAnswer:
+        """The whole answer, of all that was added."""
+        choices = [self._whole(index, choice) for index, choice in enumerate(self._choices)]
+        return self._answer(choices, is_last=True)
 
     def _answer(self, choices: list[CompletionChoice], *, is_last: bool) -> CompletionAnswer:
         generation = self._generation
@@ -174,7 +174,7 @@ class _CompletionWriter:
     def _chunk_choice(self, place: int, delta: Delta) -> CompletionChoice:
         index = place * self._num_choices + delta.index
         choice = self._choices[index]
-        sends_ids = bool(self._body.return_token_ids)
+        sends_ids = self._sends_ids
         is_first = choice.last is None
         scores = self._scores(choice, delta)
         text = self._text(choice, delta)
@@ -208,7 +208,7 @@ class _CompletionWriter:
     def _whole(self, index: int, choice: _Choice) -> CompletionChoice:
         if choice.last is None or choice.last.finish_reason is None:
             raise GnomonError(f"choice {index} ended without a reason")
-        sends_ids = bool(self._body.return_token_ids)
+        sends_ids = self._sends_ids
         return CompletionChoice(
             index,
             "".join(choice.text),

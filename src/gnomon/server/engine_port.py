@@ -24,6 +24,10 @@ class DeltaStream(Protocol):
 
     async def __anext__(self) -> Delta: ...
 
+    async def arrived(self) -> Sequence[Delta]:
+        """All that has come since the last look, one Delta per choice; nothing at the end."""
+        ...
+
     async def aclose(self) -> None: ...
 
 

@@ -1,21 +1,20 @@
 """One client request while the engine works on it: all its prompts and choices, one stream.
 
 In:  `Job`: prompts as token ids with their SamplingParams.
-Out: (place of the prompt, Delta) pairs as they come; the usage so far; at the end the metrics and
-     one line in the log. Prompts are logged only if the server was told so.
+Out: the place of a prompt and its Deltas, as they come; the usage so far; at the end the metrics
+     and one line in the log. Prompts are logged only if the server was told so.
 Closing it early, as when the client leaves, aborts what still runs.
 Errors: what the engine says against the request comes out of `start`, before any output; a choice
-that fails later raises GnomonError out of `deltas`, the engine's death EngineDeadError.
+that fails later raises GnomonError out of `note`, the engine's death EngineDeadError.
 Not here: the shape of answers (chat.py, completions.py), HTTP (stream.py).
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gnomon.engine.sampling_params import SamplingParams
@@ -48,7 +47,7 @@ class Job:
 
 
 class Generation:
-    """A running job. Use: `start`, iterate `deltas`, always `close`."""
+    """A running job. Use: `start`, `arrived` until the end with `note`, always `close`."""
 
     def __init__(
         self, engine: EnginePort, metrics: ServerMetrics, job: Job, *, logs_prompt: bool = False
@@ -58,6 +57,7 @@ class Generation:
         self._metrics = metrics
         self._logs_prompt = logs_prompt
         self._streams: list[DeltaStream] = []
+        self._merged: _Merged | None = None  # of several prompts
         self._num_cached = [0] * len(job.prompts)
         self._num_generated = 0
         self._began = time.monotonic()
@@ -83,22 +83,21 @@ class Generation:
                     cache_salt=job.cache_salt,
                 )
                 self._streams.append(stream)
+            if len(self._streams) > 1:
+                self._merged = _Merged(self._streams)
         except BaseException:
             self._is_closed = True
             await self._release()
             raise
 
-    async def deltas(self) -> AsyncGenerator[tuple[int, Delta]]:
-        """All output, in the order of arrival."""
-        if len(self._streams) == 1:
-            async for delta in self._streams[0]:
-                self._note(0, delta)
-                yield 0, delta
-            return
-        async with contextlib.aclosing(_merged(self._streams)) as merged:
-            async for place, delta in merged:
-                self._note(place, delta)
-                yield place, delta
+    async def arrived(self) -> tuple[int, Sequence[Delta]]:
+        """What one prompt has brought since the last look, its place first; no deltas at the end.
+
+        Whoever takes them calls `note` for each before its text is used.
+        """
+        if self._merged is None:
+            return 0, await self._streams[0].arrived()
+        return await self._merged.arrived()
 
     def usage(self) -> Usage:
         """Tokens so far."""
@@ -125,11 +124,13 @@ class Generation:
         self._report(time.monotonic() - self._began)
 
     async def _release(self) -> None:
+        if self._merged is not None:
+            await self._merged.close()
         for stream in self._streams:
             await stream.aclose()
 
-    def _note(self, place: int, delta: Delta) -> None:
-        """Account for a delta; raises if it says that its choice has failed."""
+    def note(self, place: int, delta: Delta) -> None:
+        """Account for a delta; GnomonError if it says that its choice has failed."""
         now = time.monotonic()
         count = len(delta.token_ids)
         key = (place, delta.index)
@@ -144,8 +145,7 @@ class Generation:
                     self._metrics.queue_time.observe(delta.queue_s)
                     self._metrics.prefill_time.observe(max(0.0, self._first_s - delta.queue_s))
             else:
-                for _ in range(count):
-                    self._metrics.inter_token_latency.observe((now - previous) / count)
+                self._metrics.inter_token_latency.observe((now - previous) / count, count)
             self._last[key] = now
             self._num_generated += count
         if delta.finish_reason is not None:
@@ -183,31 +183,35 @@ class Generation:
         )
 
 
-async def _merged(streams: Sequence[DeltaStream]) -> AsyncGenerator[tuple[int, Delta]]:
+class _Merged:
     """Several streams as one. The first error of any ends it."""
-    arrived: asyncio.Queue[tuple[int, Delta | Exception | None]] = asyncio.Queue()
 
-    async def pump(place: int, stream: DeltaStream) -> None:
-        try:
-            async for delta in stream:
-                arrived.put_nowait((place, delta))
-        except Exception as error:  # raised again below, where somebody listens
-            arrived.put_nowait((place, error))
-        else:
-            arrived.put_nowait((place, None))
+    def __init__(self, streams: Sequence[DeltaStream]) -> None:
+        self._queue: asyncio.Queue[tuple[int, Sequence[Delta] | Exception]] = asyncio.Queue()
+        self._tasks = [asyncio.create_task(self._pump(*pair)) for pair in enumerate(streams)]
+        self._num_open = len(streams)
 
-    tasks = [asyncio.create_task(pump(*pair)) for pair in enumerate(streams)]
-    try:
-        num_open = len(tasks)
-        while num_open:
-            place, item = await arrived.get()
-            if item is None:
-                num_open -= 1
-            elif isinstance(item, Exception):
-                raise item
-            else:
-                yield place, item
-    finally:
-        for task in tasks:
+    async def arrived(self) -> tuple[int, Sequence[Delta]]:
+        """(place of the stream, its deltas); no deltas when all streams have ended."""
+        while self._num_open:
+            place, found = await self._queue.get()
+            if isinstance(found, Exception):
+                raise found
+            if found:
+                return place, found
+            self._num_open -= 1
+        return 0, ()
+
+    async def close(self) -> None:
+        """Stop listening."""
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _pump(self, place: int, stream: DeltaStream) -> None:
+        try:
+            while deltas := await stream.arrived():
+                self._queue.put_nowait((place, deltas))
+            self._queue.put_nowait((place, ()))
+        except Exception as error:  # raised again above, where somebody listens
+            self._queue.put_nowait((place, error))

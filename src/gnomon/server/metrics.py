@@ -8,11 +8,19 @@ Not here: the scheduler's counting (engine), the endpoint (status_routes.py).
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from gnomon.engine.messages import ShadowStats
 from gnomon.server.engine_port import EnginePort
@@ -54,7 +62,8 @@ class ServerMetrics:
         self.time_to_first_token = histogram("time_to_first_token_seconds", _SECONDS)
         self.queue_time = histogram("request_queue_time_seconds", _SECONDS)
         self.prefill_time = histogram("request_prefill_time_seconds", _SECONDS)
-        self.inter_token_latency = histogram("inter_token_latency_seconds", _TOKEN_SECONDS)
+        self.inter_token_latency = TokenTimes("inter_token_latency_seconds", _TOKEN_SECONDS)
+        self.registry.register(self.inter_token_latency)
         self.time_per_output_token = histogram(
             "request_time_per_output_token_seconds", _TOKEN_SECONDS
         )
@@ -81,6 +90,34 @@ class ServerMetrics:
             f"{name.replace('_', ' ')}.",
             buckets=buckets,
             registry=self.registry,
+        )
+
+
+class TokenTimes(Collector):
+    """A histogram that is fed once per token of every stream: no locks, and many at a time.
+
+    It belongs to the event loop's thread, as the page does that reads it.
+    """
+
+    def __init__(self, name: str, bounds: Sequence[float]) -> None:
+        self._name = name
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, seconds: float, count: int = 1) -> None:
+        """`count` tokens took so long each."""
+        self._counts[bisect_left(self._bounds, seconds)] += count
+        self._sum += seconds * count
+
+    def collect(self) -> Iterator[Metric]:
+        totals = accumulate(self._counts)
+        bounds = map(floatToGoString, (*self._bounds, float("inf")))
+        yield HistogramMetricFamily(
+            f"gnomon_{self._name}",
+            f"{self._name.replace('_', ' ')}.",
+            buckets=[(bound, float(total)) for bound, total in zip(bounds, totals, strict=True)],
+            sum_value=self._sum,
         )
 
 

@@ -15,7 +15,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from fastapi import Response
@@ -27,6 +28,7 @@ from gnomon.server.errors import problem_of
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
+_BETWEEN = b"\n\ndata: "
 KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
 CLIENT_LEFT = 499  # nginx's number; nobody is there to read it, but the metrics count it
@@ -52,9 +54,10 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it all, or as much as the client stays for."""
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
-        self._last_sent = asyncio.get_running_loop().time()
+        self._last_sent = time.monotonic()
         try:
             await send(start)
+            send = scope.get("gnomon.send", send)
             beats = asyncio.create_task(self._keep_alive(send))
             try:
                 await unless_client_leaves(receive, self._send_all(send))
@@ -64,12 +67,12 @@ class EventStream(Response):
             await asyncio.shield(self._close())
 
     async def _send_all(self, send: Send) -> None:
-        loop = asyncio.get_running_loop()
         try:
             async with contextlib.aclosing(self._events):
                 async for event in self._events:
-                    await _send_bytes(send, b"data: " + event + b"\n\n")
-                    self._last_sent = loop.time()
+                    body = b"data: " + event + b"\n\n"
+                    await send({"type": "http.response.body", "body": body, "more_body": True})
+                    self._last_sent = time.monotonic()
         except Exception as error:
             if not isinstance(error, GnomonError):
                 logger.exception("a stream failed after it had begun")
@@ -79,14 +82,18 @@ class EventStream(Response):
 
     async def _keep_alive(self, send: Send) -> None:
         """Send a comment whenever the stream has been silent; ends with the stream."""
-        loop = asyncio.get_running_loop()
         while True:
-            silent_s = loop.time() - self._last_sent
+            silent_s = time.monotonic() - self._last_sent
             if silent_s >= self._keep_alive_s:
                 await _send_bytes(send, KEEP_ALIVE)
-                self._last_sent = loop.time()
+                self._last_sent = time.monotonic()
                 silent_s = 0.0
             await asyncio.sleep(self._keep_alive_s - silent_s)
+
+
+def joined_events(bodies: Sequence[bytes]) -> bytes:
+    """Several events that are to be sent at once, as one item of an EventStream."""
+    return bodies[0] if len(bodies) == 1 else _BETWEEN.join(bodies)
 
 
 async def unless_client_leaves(

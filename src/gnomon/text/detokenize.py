@@ -15,8 +15,6 @@ from collections.abc import Iterable
 
 from gnomon.text.tokenizer import Tokenizer
 
-_Utf8Decoder = codecs.getincrementaldecoder("utf-8")
-
 
 class Detokenizer:
     """Decodes one sequence. State: at most three bytes of an unfinished character."""
@@ -24,16 +22,19 @@ class Detokenizer:
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
         self._tokenizer = tokenizer
         self._skipped = tokenizer.skipped_ids if skip_special_tokens else frozenset()
-        self._decoder = _Utf8Decoder(errors="replace")
+        self._held = b""
 
     def feed(self, token_ids: Iterable[int]) -> str:
         """The text that these ids make certain."""
         skipped = self._skipped
         token_bytes = self._tokenizer.token_bytes
-        return self._decoder.decode(
-            b"".join([token_bytes(index) for index in token_ids if index not in skipped])
-        )
+        new = [token_bytes(index) for index in token_ids if index not in skipped]
+        data = self._held + b"".join(new)
+        text, num_used = codecs.utf_8_decode(data, "replace", False)
+        self._held = data[num_used:]
+        return text
 
     def finish(self) -> str:
         """What was held back: nothing, or one U+FFFD for an unfinished character."""
-        return self._decoder.decode(b"", final=True)
+        held, self._held = self._held, b""
+        return held.decode("utf-8", errors="replace")
