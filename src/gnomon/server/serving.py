@@ -11,6 +11,7 @@ Not here: the app (app.py), the start of the engine (cli).
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import socket
 from collections.abc import Callable
@@ -120,5 +121,7 @@ async def serve(
 ) -> None:
     """Serve an engine on a bound socket until a signal ends it."""
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    gc.collect()
+    gc.freeze()  # what is here stays: looking through it again would stop all streams for 60 ms
     server = DrainingServer(create_app(engine, settings), engine, on_ready)
     await server.serve(sockets=[sock])
