@@ -18,8 +18,9 @@ import pytest
 
 from gnomon.engine.config import EngineConfig
 from gnomon.frontend.async_llm import AsyncLLM
+from gnomon.server.address import bind, url_of
 from gnomon.server.app import create_app
-from gnomon.server.serving import DrainingServer, bind, url_of
+from gnomon.server.serving import DrainingServer
 from gnomon.server.settings import ServerSettings
 
 MODEL = "random:deepseek_v32,layers=2"  # random weights: fast, and any text will do

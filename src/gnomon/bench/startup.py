@@ -2,7 +2,8 @@
 
 In:  the arguments of `gnomon serve`. Out: seconds from the launch of the process to a healthy
      server, and to the first answer after it; when each stage of the start was done, by the
-     server's own log, counted from the beginning of its loading.
+     server's own log, counted from the beginning of its loading, "loaded" being the last.
+     ConfigError for an argument that is set here: the address, and a key to ask with.
 Cold: Triton's and torch's kernel caches are an empty folder of this run; warm: the same folder.
 Not here: what the server does meanwhile (its own log says it).
 """
@@ -23,13 +24,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from gnomon.bench.serve import ServeSettings, bench_serve
-from gnomon.errors import GnomonError
+from gnomon.errors import ConfigError, GnomonError
 
 PATIENCE_S = 900.0
 POLL_S = 0.1
 STOP_S = 30.0
 HOST = "127.0.0.1"
-STAGE = re.compile(r"^  (\S.*?) 100% .* at ([0-9.]+) s$", re.MULTILINE)
+STAGE = re.compile(r"^  (\S.*?) 100%(?: .*)? at ([0-9.]+) s$", re.MULTILINE)
+LOADED = re.compile(r"^(loaded) .* in ([0-9.]+) s$", re.MULTILINE)
+API_KEY_VARIABLE = "GNOMON_API_KEY"
+TAKEN = ("--host", "--port", "--api-key")
 LAUNCH = "from gnomon.cli.main import main; main()"
 
 
@@ -45,6 +49,12 @@ class StartupTime:
 
 def bench_startup(arguments: Sequence[str]) -> Iterator[StartupTime]:
     """Start, ask once and stop a server, cold and then warm. GnomonError if it does not start."""
+    for argument in arguments:
+        if argument.partition("=")[0] in TAKEN:
+            raise ConfigError(
+                f"{argument} is among the arguments of gnomon serve: the bench chooses an address "
+                f"of its own and asks without a key. Leave {', '.join(TAKEN)} out."
+            )
     with TemporaryDirectory(prefix="gnomon-startup-") as folder:
         for kind in ("cold", "warm"):
             yield _start(kind, arguments, Path(folder))
@@ -61,10 +71,12 @@ def _start(kind: str, arguments: Sequence[str], folder: Path) -> StartupTime:
     command = [sys.executable, "-c", LAUNCH, "serve", *arguments]
     command += ["--host", HOST, "--port", str(port)]
     log = folder / f"{kind}.log"
+    environment = os.environ | caches
+    environment.pop(API_KEY_VARIABLE, None)
     with log.open("wb") as output:
         begin = time.perf_counter()
         process = subprocess.Popen(
-            command, stdout=output, stderr=subprocess.STDOUT, env=os.environ | caches
+            command, stdout=output, stderr=subprocess.STDOUT, env=environment
         )
         try:
             _await_health(process, port, begin, log)
@@ -81,7 +93,8 @@ def _start(kind: str, arguments: Sequence[str], folder: Path) -> StartupTime:
 
 def stages_of(log: str) -> tuple[tuple[str, float], ...]:
     """(stage, seconds) of the stages that a start's log says were done."""
-    return tuple((name, float(seconds)) for name, seconds in STAGE.findall(log))
+    found = [*STAGE.findall(log), *LOADED.findall(log)]
+    return tuple((name, float(seconds)) for name, seconds in found)
 
 
 def _await_health(process: subprocess.Popen[bytes], port: int, begin: float, log: Path) -> None:

@@ -70,7 +70,7 @@ class LoadingDisplay:
         ):
             self._printed[stage] = share
             seconds = time.monotonic() - self._began
-            self._line(f"  {stage} {share:.0%} {amount} at {seconds:.1f} s")
+            self._line(f"  {stage} {share:.0%}{amount and ' '}{amount} at {seconds:.1f} s")
 
     def _line(self, text: str) -> None:
         if self._bar is not None:
@@ -82,4 +82,4 @@ class LoadingDisplay:
 def _amount(stage: str, done: int, total: int) -> str:
     if stage == "weights":
         return f"{done / 2**20:.0f} of {total / 2**20:.0f} MiB"
-    return f"{done} of {total}"
+    return "" if total == 1 else f"{done} of {total}"

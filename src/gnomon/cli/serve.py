@@ -11,6 +11,9 @@ import asyncio
 import logging
 import os
 import socket
+import threading
+from collections.abc import Callable
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 import typer
@@ -22,6 +25,8 @@ from gnomon.server.settings import ServerSettings
 if TYPE_CHECKING:
     from gnomon.frontend.async_llm import AsyncLLM
 
+Progress = Callable[[str, int, int], None]  # (stage, done, total)
+SERVER = "gnomon.server.serving"
 API_KEY_VARIABLE = "GNOMON_API_KEY"
 
 EXAMPLES = """\b
@@ -49,7 +54,7 @@ def serve(
     """Answer OpenAI clients over HTTP."""
     from gnomon.cli.progress import LoadingDisplay
     from gnomon.frontend.async_llm import AsyncLLM
-    from gnomon.server.serving import bind
+    from gnomon.server.address import bind
 
     logging.basicConfig(
         level=settings.log_level.upper(),
@@ -63,13 +68,25 @@ def serve(
     with bind(settings) as sock:
         # Here and not in the event loop, so that Ctrl-C ends a long load at once.
         with LoadingDisplay(config.model or "the built-in model") as display:
-            llm = AsyncLLM(config, display.report)
+            llm = AsyncLLM(config, _importing_meanwhile(display.report))
         asyncio.run(_serve(llm, settings, sock))
 
 
+def _importing_meanwhile(report: Progress) -> Progress:
+    """The same reports. Behind the first one the server is imported: the engine is on its way."""
+    importing = threading.Thread(target=import_module, args=(SERVER,), daemon=True)
+
+    def told(stage: str, done: int, total: int) -> None:
+        if importing.ident is None:
+            importing.start()
+        report(stage, done, total)
+
+    return told
+
+
 async def _serve(llm: AsyncLLM, settings: ServerSettings, sock: socket.socket) -> None:
+    from gnomon.server.address import url_of
     from gnomon.server.serving import serve as serve_engine
-    from gnomon.server.serving import url_of
 
     name = llm.config.served_model_name or llm.info.model_label
     url = url_of(sock)

@@ -84,8 +84,15 @@ def _load(kernel: Any, device: int) -> None:
         kernel._init_handles()
 
 
-def compile_ahead(device: torch.device, works: Sequence[Callable[[], object]]) -> None:
-    """Compile what ``works`` will launch. What goes wrong here is met again where it counts."""
+def compile_ahead(
+    device: torch.device,
+    works: Sequence[Callable[[], object]],
+    tell: Callable[[], None] = lambda: None,
+) -> None:
+    """Compile what ``works`` will launch, and ``tell`` that it is done; on a GPU only.
+
+    What goes wrong here is met again where it counts.
+    """
     if device.type != "cuda":
         return
     began, builders = time.monotonic(), list[Builder]()
@@ -101,6 +108,7 @@ def compile_ahead(device: torch.device, works: Sequence[Callable[[], object]]) -
     await_builders(builders, PATIENCE_S)
     seconds = time.monotonic() - began
     logger.info("compiled ahead in %.1f s, %d processes beside", seconds, len(builders))
+    tell()
 
 
 def start_builders(notes: Sequence[Note]) -> list[Builder]:

@@ -138,7 +138,8 @@ class DecodeGraphs:
             plan = plan_decode(geometry, rules.dims, rules.capabilities, rules.budget)
             planned[bucket] = geometry, plan
         thin = thinned(self._model)
-        compile_ahead(rules.device, [self._work(*planned[bucket], thin) for bucket in planned])
+        works = [self._work(*planned[bucket], thin) for bucket in planned]
+        compile_ahead(rules.device, works, lambda: progress("kernels of graphs", 1, 1))
         for done, (bucket, (geometry, plan)) in enumerate(planned.items(), start=1):
             replay, outputs = self._recorder.record(self._work(geometry, plan, self._model))
             self._captured[bucket] = _Captured(replay, outputs, geometry, plan)

@@ -31,7 +31,8 @@ from gnomon.engine.config import EngineConfig
 from gnomon.errors import EngineDeadError
 
 CHILD = """
-import json, sys
+import gc, json, sys
+gc.disable()  # what is imported stays: to look through it again and again takes 0.3 s
 start = json.loads(sys.argv[1])
 sys.path[:] = start["path"]
 from functools import partial
@@ -42,6 +43,8 @@ module, name = start["build"].split(":")
 build = getattr(import_module(module), name)
 config = EngineConfig(**start["config"])
 build = partial(build, default_vocab_size=start["default_vocab_size"])
+gc.freeze()
+gc.enable()
 sys.exit(engine_main(config, tuple(start["endpoints"]), start["parent_pipe"], build))
 """
 DEFAULT_BUILD = "gnomon.engine.core:build_core"

@@ -115,7 +115,8 @@ class PrefillGraphs:
         buckets, before = self.rules.buckets, reserved_bytes(self.rules.device)
         few = self.rehearsing(thinned(self._model))
         dry = [partial(few._record, bucket, RunOnce()) for bucket in reversed(buckets)]
-        compile_ahead(self.rules.device, dry)
+        kernels = partial(progress, "kernels of prefill graphs", 1, 1)
+        compile_ahead(self.rules.device, dry, kernels)
         for done, bucket in enumerate(reversed(buckets), start=1):
             self._captured[bucket] = self._record(bucket, self._recorder)
             progress("prefill graphs", done, len(buckets))

@@ -109,7 +109,8 @@ def warm_up(parts: Parts, progress: Callable[[str, int, int], None]) -> None:
             tell("warm-up", done, len(batches))
         warm_up_sampling(logits[:1], limits.max_num_seqs)
 
-    compile_ahead(rules.device, [lambda: run_all(few, lambda *_: None)])
+    dry = [lambda: run_all(few, lambda *_: None)]
+    compile_ahead(rules.device, dry, lambda: progress("kernels of warm-up", 1, 1))
     run_all(parts.runner, progress)
     if is_gpu:
         taken = torch.cuda.max_memory_allocated() - before

@@ -4,8 +4,7 @@ In:  a running engine, settings, a bound socket.
 Out: `serve` returns when the server has gone down; the engine has drained by then.
 At the first SIGTERM or SIGINT /ready turns 503, new requests are refused, running ones finish
 within the deadline (`drain_timeout_s`), then connections close. A second signal ends it at once.
-Errors: `bind` raises ConfigError if the address cannot be had, before a model is loaded.
-Not here: the app (app.py), the start of the engine (cli).
+Not here: the app (app.py), the address (address.py), the start of the engine (cli).
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
-from gnomon.errors import ConfigError
 from gnomon.server.app import create_app
 from gnomon.server.engine_port import EnginePort
 from gnomon.server.settings import ServerSettings
@@ -30,36 +28,6 @@ logger = logging.getLogger(__name__)
 
 LAST_BYTES_S = 5  # connections get so long to take the end of their answers
 BACKLOG = 2048
-
-
-def bind(settings: ServerSettings) -> socket.socket:
-    """Take the address now, so that a port in use is known before the model is loaded."""
-    host, port = settings.host, settings.port
-    try:
-        family, *_, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        sock = socket.socket(family, socket.SOCK_STREAM)
-    except OSError as error:
-        raise ConfigError(f"host is {host!r}: {error.strerror}. Give an address of here.") from None
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        sock.bind(address)
-    except OSError as error:
-        sock.close()
-        raise ConfigError(
-            f"cannot listen on {host} port {port}: {error.strerror}. Give another --port (0 takes "
-            "a free one) or --host."
-        ) from None
-    return sock
-
-
-def url_of(sock: socket.socket) -> str:
-    """The address of a bound socket as a client writes it."""
-    host, port = sock.getsockname()[:2]
-    if host in ("0.0.0.0", "::"):
-        host = "localhost"
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 class DrainingServer(uvicorn.Server):

@@ -17,7 +17,7 @@ from gnomon.cli.main import build_app, main
 from gnomon.cli.progress import LoadingDisplay
 from gnomon.engine.config import EngineConfig, flag_specs
 from gnomon.errors import ConfigError
-from gnomon.server.serving import bind, url_of
+from gnomon.server.address import bind, url_of
 from gnomon.server.settings import ServerSettings
 
 COMMANDS = ("serve", "chat", "generate", "explain", "env")

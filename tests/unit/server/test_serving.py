@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gnomon.errors import ConfigError
-from gnomon.server.serving import bind, url_of
+from gnomon.server.address import bind, url_of
 from gnomon.server.settings import ServerSettings
 
 
