@@ -165,7 +165,9 @@ def engine_main(
         events.send(wire.encode(event))
 
     try:
-        core = build(config, _throttled(lambda *step: send(wire.LoadProgress(*step))))
+        report = _throttled(lambda *step: send(wire.LoadProgress(*step)))
+        report("engine process", 1, 1)
+        core = build(config, report)
         code = _serve(core, commands, send, config, heart)
     except GnomonError as error:
         send(wire.StartFailed(type(error).__name__, str(error)))
