@@ -220,9 +220,11 @@ def vllm_topk(scores: Tensor, count: Tensor) -> Call | None:
     return lambda: ops.persistent_topk(scores, count, found, workspace, 2048, scores.shape[1])
 
 
-def best_cell(num_rows: int, num_keys: int) -> None:
+def best_cell(num_rows: int, num_keys: int, seen: int = 0) -> None:
+    """Rows of ``seen`` columns, or of all ``num_keys``."""
     scores = torch.randn(num_rows, num_keys, device="cuda")
-    count = torch.full((num_rows,), num_keys, dtype=torch.int32, device="cuda")
+    seen = seen or num_keys
+    count = torch.full((num_rows,), seen, dtype=torch.int32, device="cuda")
     pages = torch.arange(num_keys // PAGE, dtype=torch.int32, device="cuda").expand(1, -1)
     rows = RowPages(pages.contiguous(), torch.zeros_like(count), PAGE)
     out = topk.topk_slots(scores, count, 2048, False, rows)
@@ -240,16 +242,19 @@ def best_cell(num_rows: int, num_keys: int) -> None:
     anchor = vllm_topk(scores, count)
     if anchor is not None:
         calls["anchor"] = anchor
-    report(f"topk {num_rows} x {num_keys}", calls, 4e3 * num_rows * num_keys, "GB/s")
+    cell = f"topk {num_rows} x {num_keys}" + (f" of {seen}" if seen < num_keys else "")
+    report(cell, calls, 4e3 * num_rows * seen, "GB/s")
 
 
 FEW_ROWS = (
     (1, 131_072),
     (16, 32_768),
     (64, 131_072),
+    (64, 131_072, 8192),
+    (1, 131_072, 8192),
     (16, 131_072),
-    (1, 32_768),
     (64, 32_768),
+    (1, 32_768),
     (128, 32_768),
     (1, 8192),
     (64, 8192),
@@ -270,7 +275,7 @@ def compile_searches(num_rows: int, names: list[str]) -> None:
     torch.cuda.synchronize()
 
 
-def best_of(shapes: tuple[tuple[int, int], ...]) -> None:
+def best_of(shapes: tuple[tuple[int, ...], ...]) -> None:
     is_many = shapes is MANY_ROWS
     compile_searches(shapes[0][0], [one for one in SEARCHES if one.startswith("many") == is_many])
     for shape in shapes:
