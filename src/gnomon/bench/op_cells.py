@@ -217,7 +217,7 @@ def _fp8_cells() -> tuple[OpCell, ...]:
             in_graph=rows <= MANY_ROWS,
         )
         for name, columns, depth in LINEARS
-        for rows in (1, 64, 4096)
+        for rows in (1, 64, 4096, 8192)
     ]
     experts = [
         OpCell(
@@ -228,7 +228,7 @@ def _fp8_cells() -> tuple[OpCell, ...]:
             in_graph=rows <= MANY_ROWS,
         )
         for count, width in ((32, 2048), (256, 256))
-        for rows in (1, 64, 4096)
+        for rows in (1, 64, 4096, 8192)
     ]
     quantised = partial(op_inputs_fp8.quantise_rows, num_rows=16384, width=7168)
     silu = partial(op_inputs_fp8.silu_quantise, num_rows=16384, width=2048)

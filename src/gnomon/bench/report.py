@@ -13,7 +13,7 @@ from typing import Any
 
 from gnomon.bench.ceilings import Ceilings
 from gnomon.bench.ops import OpResult
-from gnomon.errors import ConfigError
+from gnomon.bench.result_files import new_figure, save_figure
 
 HEADING = (
     f"{'operator and size':<44} {'provider':<10} {'median':>9} {'p10..p90 us':>19} "
@@ -95,28 +95,21 @@ def as_json(results: Sequence[OpResult], ceilings: Ceilings, run: dict[str, Any]
 
 
 def draw(results: Sequence[OpResult], path: Path, title: str) -> None:
-    """A bar per provider and cell: time over the floor. ConfigError without matplotlib."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ConfigError(
-            "a picture needs matplotlib, which is not installed: pip install 'gnomon[plot]', or "
-            "leave --picture out."
-        ) from None
+    """A point per provider and cell: time over the floor (needs matplotlib)."""
     shown = [result for result in results if any(entry.timing for entry in result.times)]
     names = sorted({entry.provider for result in shown for entry in result.times if entry.timing})
-    figure = Figure(figsize=(9, 1 + 0.16 * len(shown) * (len(names) + 1)))
+    figure = new_figure(9, 1 + 0.22 * len(shown))
     axes = figure.add_subplot()
-    height = 0.9 / max(1, len(names))
-    for place, name in enumerate(names):
+    for name in names:
         rows = [(i, r.median(name), r.floor_us) for i, r in enumerate(shown)]
         held = [(i, time / floor) for i, time, floor in rows if time is not None and floor > 0]
-        axes.barh([i + place * height for i, _ in held], [v for _, v in held], height, label=name)
+        axes.plot([v for _, v in held], [i for i, _ in held], "o", alpha=0.8, label=name)
     axes.set_yticks(range(len(shown)), [f"{r.op} {r.size}" for r in shown], fontsize=7)
     axes.invert_yaxis()
     axes.set_xscale("log")
+    axes.grid(axis="y", alpha=0.3)
     axes.axvline(1.0, color="black", linewidth=0.8)
     axes.set_xlabel("time over the floor (FLOPs or bytes at the ceilings of this run)")
     axes.set_title(title, fontsize=9)
     axes.legend(fontsize=7)
-    figure.savefig(path, dpi=150, bbox_inches="tight")
+    save_figure(figure, path)

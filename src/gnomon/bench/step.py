@@ -66,11 +66,24 @@ def bench_steps(
             torch.cuda.empty_cache()
 
 
-def _bench_cell(parts: Parts, cell: StepCell, max_tokens: int, with_profile: bool) -> StepResult:
+def _why_not(parts: Parts, cell: StepCell) -> str:
+    """Why the engine could not have such a step; empty if it could."""
     pool = next(iter(parts.cache.pools.values()))
     need = pages_needed(cell.batch, cell.length, pool.page_size)
     if need > pool.num_pages:
-        return StepResult(cell, reason=f"needs {need} cache pages, there are {pool.num_pages}")
+        return f"needs {need} cache pages, there are {pool.num_pages}"
+    if cell.length > parts.info.max_model_len:
+        return f"is longer than max_model_len = {parts.info.max_model_len}"
+    seats = int(parts.info.resolved["max_num_seqs"][0])
+    if cell.batch > seats:
+        return f"has more requests than max_num_seqs = {seats}"
+    return ""
+
+
+def _bench_cell(parts: Parts, cell: StepCell, max_tokens: int, with_profile: bool) -> StepResult:
+    pool = next(iter(parts.cache.pools.values()))
+    if why := _why_not(parts, cell):
+        return StepResult(cell, reason=why)
     if cell.kind == "decode":
         steps = [decode_schedule(cell.batch, cell.length, pool.page_size, 0)]
     else:
@@ -89,7 +102,7 @@ def _bench_cell(parts: Parts, cell: StepCell, max_tokens: int, with_profile: boo
     profiled = CallProfile()
     if with_profile and device.type == "cuda":
         profiled = profile_call(lambda: _run(parts, steps), device)
-    for item in steps[0].items:
+    for item in (item for step in steps for item in step.items):
         parts.builder.drop(item.request_id)
     times = Timing.of(device_us), Timing.of(host_us), head
     return StepResult(cell, *times, profiled.kernels, profiled.layer)

@@ -1,6 +1,6 @@
 """Results of `gnomon bench step` as lines and as JSON, beside another engine's figures if given.
 
-In:  StepResults; perhaps a file of a peer's times. Out: text and plain values.
+In:  StepResults; perhaps a file of a peer's times. Out: text, plain values, a picture.
 A peer's file maps "decode BxL" and "prefill BxL" to milliseconds, beside the ceilings of its own
 run ("copy_gb_s", "matmul_tflop_s"): its times are shown as they are and scaled: those of decode by
 the ratio of the copy ceilings, those of prefill by that of the products. Where the file says
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from gnomon.bench.ceilings import Ceilings
+from gnomon.bench.result_files import new_figure, save_figure
 from gnomon.bench.step import StepCell, StepResult
 from gnomon.errors import ConfigError
 
@@ -153,3 +154,26 @@ def as_json(
             for result in results
         ],
     }
+
+
+def draw(
+    results: Sequence[StepResult], peer: Peer, ceilings: Ceilings, path: Path, title: str
+) -> None:
+    """A point per step, from p10 to p90 a line, the peer's scaled time as a cross; milliseconds."""
+    shown = [(r.cell, r.device) for r in results if r.device is not None]
+    figure = new_figure(9, 1 + 0.35 * max(1, len(shown)))
+    axes = figure.add_subplot()
+    for place, (cell, taken) in enumerate(shown):
+        middle, low, high = (us / 1000 for us in (taken.median_us, taken.p10_us, taken.p90_us))
+        axes.plot([low, high], [place, place], color="black", linewidth=1.2)
+        axes.plot([middle], [place], "o", color="tab:blue")
+        theirs = peer.scaled(cell, ceilings)
+        if theirs is not None:
+            axes.plot([theirs], [place], "x", color="tab:red")
+    axes.set_yticks(range(len(shown)), [cell_name(cell) for cell, _ in shown], fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xscale("log")
+    axes.set_xlabel("ms on the device: median, p10 to p90; cross: the peer's, scaled")
+    axes.set_title(title, fontsize=9)
+    axes.grid(axis="x", alpha=0.3)
+    save_figure(figure, path)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections import Counter
 
+import msgspec
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from gnomon.bench import step_report
 from gnomon.bench.ceilings import Ceilings
@@ -18,7 +21,8 @@ from gnomon.bench.step_inputs import (
     prefill_schedules,
 )
 from gnomon.bench.timing import Timing
-from gnomon.cli.bench import _cells
+from gnomon.cli.bench_step import step_cells
+from gnomon.cli.main import build_app
 from gnomon.engine.assembly import assemble
 from gnomon.engine.config import EngineConfig
 from gnomon.errors import ConfigError
@@ -72,7 +76,11 @@ def test_cells_are_timed_or_say_why_not(parts) -> None:
     filled = [pool.layout.gather(pool, torch.arange(4)) for pool in parts.cache.pools.values()]
     assert all(bool(entries.any()) for entries in filled)
     cells = [StepCell("decode", 2, 40), StepCell("prefill", 1, 40), StepCell("decode", 4, 400)]
+    dropped: list[str] = []
+    parts.builder.drop = dropped.append
     decode, prefill, too_large = bench_steps(parts, cells, 32, with_profile=False)
+    del parts.builder.drop
+    assert {"decode-0", "decode-1", "prefill-40-0"} <= set(dropped)
     assert decode.device is not None
     assert prefill.device is not None
     assert too_large.device is None
@@ -103,6 +111,62 @@ def test_a_bad_peer_file_or_cell_is_refused(tmp_path) -> None:
     with pytest.raises(ConfigError, match="milliseconds"):
         step_report.Peer(path)
     with pytest.raises(ConfigError, match="batch x length"):
-        _cells("decode", "1x2,x")
-    assert _cells("decode", "") == []
-    assert _cells("decode", "1x2, 3x4") == [StepCell("decode", 1, 2), StepCell("decode", 3, 4)]
+        step_cells("decode", "1x2,x")
+    assert step_cells("decode", "") == []
+    assert step_cells("decode", "1x2, 3x4") == [StepCell("decode", 1, 2), StepCell("decode", 3, 4)]
+
+
+def test_steps_that_the_engine_would_not_run_say_why(parts) -> None:
+    long = dataclasses.replace(parts, info=msgspec.structs.replace(parts.info, max_model_len=64))
+    cells = [StepCell("decode", 1, 65), StepCell("prefill", 1, 65), StepCell("decode", 5, 16)]
+    reasons = [result.reason for result in bench_steps(long, cells, 32, with_profile=False)]
+    assert reasons[:2] == ["is longer than max_model_len = 64"] * 2
+    assert reasons[2] == "has more requests than max_num_seqs = 4"
+
+
+def bench(*arguments: str):
+    return CliRunner().invoke(build_app(), ["bench", *arguments])
+
+
+SMALL = ("random:deepseek_v32,layers=1", "--num-kv-pages", "8", "--max-num-seqs", "2")
+
+
+def test_the_command_writes_table_json_and_picture(tmp_path) -> None:
+    peer = tmp_path / "peer.json"
+    values = {"milliseconds": {"decode 1x32": 3.0}, "copy_gb_s": 4.0, "matmul_tflop_s": 0.5}
+    peer.write_text(json.dumps(values))
+    files = ("--json", str(tmp_path / "s.json"), "--picture", str(tmp_path / "s.svg"))
+    asked = ("--decode", "1x32,9x64", "--prefill", "1x32", "--peer", str(peer))
+    done = bench("step", *SMALL, *asked, *files)
+    assert done.exit_code == 0, done.exception
+    steps = json.loads((tmp_path / "s.json").read_text())["steps"]
+    assert [step["step"] for step in steps] == ["decode 1x32", "decode 9x64", "prefill 1x32"]
+    assert "has more requests" in steps[1]["reason"] or "cache pages" in steps[1]["reason"]
+    assert "decode 1x32" in (tmp_path / "s.svg").read_text()
+    assert not list(tmp_path.glob("*.part"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("--decode", "0x64"), "both at least 1"),
+        (("--decode", "2x0"), "both at least 1"),
+        (("--decode", "", "--prefill", ""), "nothing to measure"),
+        (("--profile", "--device", "cpu"), "--profile lists kernels of a GPU"),
+        (("--record", "x"), "record is for serving"),
+        (("--json", "/no/such/folder/x.json"), "/no/such/folder is no folder"),
+        (("--picture", "x.xyz"), "has to end with one of .png"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_before_anything_is_loaded(arguments, named) -> None:
+    result = bench("step", "random:deepseek_v32,layers=1", *arguments)
+    assert isinstance(result.exception, ConfigError)
+    assert named in str(result.exception)
+    assert "weights" not in result.stdout
+
+
+def test_ops_files_are_checked_first_too(tmp_path) -> None:
+    for flags in (("--json", str(tmp_path)), ("--picture", str(tmp_path / "p.bmp"))):
+        result = bench("ops", *flags)
+        assert isinstance(result.exception, ConfigError)
+        assert "ceilings" not in result.stdout
