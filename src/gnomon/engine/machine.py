@@ -2,16 +2,16 @@
 
 In:  the device flag, or a GPU's name.
 Out: a Machine; ConfigError for a device that is not there or is too old, before anything is loaded;
-     `shortcomings`: what the machine lacks, and what will be used instead.
+     `shortcomings`: what the machine lacks, and what will be used instead; `require_left`: refuses
+     a cache that is larger than what is left.
 Not here: how its memory is divided (memory_plan.py), which provider can run (attention/dispatch).
 """
 
 from __future__ import annotations
 
 import difflib
-import os
-import shutil
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -23,14 +23,14 @@ GIB = 2**30
 UNKNOWN_FREE_BYTES = 4 * GIB  # where the system does not tell
 LEAST_CAPABILITY = (8, 0)  # bfloat16 tensor cores; Triton's kernels are built for no older GPU
 FP8_CAPABILITY = (8, 9)
-COMPILERS = ("cc", "gcc", "clang")
+DRIVER = Path("/proc/driver/nvidia")  # there where an NVIDIA driver runs
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
     """The device that will run the model: "cpu" or "cuda", its memory in bytes.
 
-    total_bytes, name, capability: of a GPU.
+    total_bytes, name, capability: of a GPU. passed_over: why a GPU that is there is not taken.
     """
 
     device: str
@@ -38,6 +38,7 @@ class Machine:
     total_bytes: int = 0
     name: str = ""
     capability: tuple[int, int] | None = None
+    passed_over: str = ""
 
 
 # What torch sees of each, GiB: less than on the box, where memory is reserved for error correction.
@@ -61,8 +62,9 @@ def known_gpu(name: str) -> Machine:
     """A GPU of the table; ConfigError with the nearest name."""
     found = KNOWN_GPUS.get(name.lower())
     if found is None:
-        near = difflib.get_close_matches(name.lower(), KNOWN_GPUS, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
+        near = [known for known in KNOWN_GPUS if known.startswith(name.lower()) and name]
+        near = near or difflib.get_close_matches(name.lower(), KNOWN_GPUS, n=1)
+        hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
         raise ConfigError(f"gpu is {name!r}; known are {', '.join(KNOWN_GPUS)}.{hint}")
     return found
 
@@ -70,8 +72,9 @@ def known_gpu(name: str) -> Machine:
 def probe_machine(device: str) -> Machine:
     """The machine for a device flag ("auto", "cpu", "cuda"). ConfigError if it cannot be used.
 
-    "auto" takes a GPU if there is one that is new enough.
+    "auto" takes a GPU if there is one that is new enough; else ``passed_over`` says why it did not.
     """
+    passed_over = ""
     has_cuda = torch.cuda.is_available() if device != "cpu" else False
     if device == "cuda" and not has_cuda:
         raise ConfigError(
@@ -86,8 +89,11 @@ def probe_machine(device: str) -> Machine:
             require_new_enough(machine)
         if is_new_enough(machine):
             return machine
+        passed_over = _too_old(machine)
+    elif device == "auto" and DRIVER.exists():
+        passed_over = f"torch finds no CUDA device ({_why_no_cuda()})"
     known = free_memory_bytes("cpu")
-    return Machine("cpu", UNKNOWN_FREE_BYTES if known is None else known)
+    return Machine("cpu", UNKNOWN_FREE_BYTES if known is None else known, passed_over=passed_over)
 
 
 def _why_no_cuda() -> str:
@@ -107,23 +113,38 @@ def is_new_enough(machine: Machine) -> bool:
 def require_new_enough(machine: Machine) -> None:
     """ConfigError, with what to do, for a GPU that is too old."""
     if not is_new_enough(machine):
-        raise ConfigError(
-            f"{machine.name} has compute capability {_dotted(machine.capability)}; gnomon needs "
-            f"{_dotted(LEAST_CAPABILITY)} (A100) or newer. Use --device cpu, or another GPU."
-        )
+        raise ConfigError(f"{_too_old(machine)}. Use --device cpu, or another GPU.")
+
+
+def _too_old(machine: Machine) -> str:
+    return (
+        f"{machine.name} has compute capability {_dotted(machine.capability)}; gnomon needs "
+        f"{_dotted(LEAST_CAPABILITY)} (A100) or newer"
+    )
+
+
+def require_left(wish: str, num_bytes: int, machine: Machine, left: int) -> None:
+    """ConfigError for a cache that is larger than what is left of the machine."""
+    if num_bytes <= left or not machine.free_bytes:
+        return
+    beside, remedy = "beside the weights", "Lower it, or free memory."
+    if machine.device == "cuda":
+        beside = "of the GPU beside weights, steps and graphs"
+        remedy = "Lower it, or raise --gpu-memory-utilization."
+    raise ConfigError(
+        f"{wish}, {num_bytes / GIB:.2f} GiB, but {left / GIB:.2f} GiB are left {beside}. {remedy}"
+    )
 
 
 def shortcomings(machine: Machine) -> list[str]:
-    """What a GPU machine lacks, each with what is used instead; nothing to say of a CPU."""
+    """What a GPU machine lacks, each with what is used instead.
+
+    Of a CPU: which GPU it stands for. Triton's own needs are told by providers.builtin_providers.
+    """
     if machine.device != "cuda":
-        return []
+        why = machine.passed_over
+        return [f"a GPU is here, and the CPU is used: {why}"] if why else []
     found = []
-    named = os.environ.get("CC")
-    if not any(shutil.which(name) for name in ((named,) if named else COMPILERS)):
-        found.append(
-            "no C compiler (cc, gcc, clang, or what CC names) is found: Triton needs one to start "
-            "its kernels; install gcc, or decode and prefill run on plain torch, slower by far"
-        )
     if cuda_home() is None:
         found.append(
             "no nvcc is found (CUDA_HOME, CUDA_PATH, PATH, /usr/local/cuda): providers that "

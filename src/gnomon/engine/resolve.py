@@ -27,7 +27,7 @@ from gnomon.cache.schema import CacheSchema
 from gnomon.engine.captured_rows import captured_rows
 from gnomon.engine.config import EngineConfig, parse_bytes
 from gnomon.engine.fixed_bits import require_fixed_bits
-from gnomon.engine.machine import GIB, Machine
+from gnomon.engine.machine import GIB, Machine, require_left
 from gnomon.engine.memory_plan import MemoryPlan, StepSizes, plan_memory, require_room
 from gnomon.engine.step_checks import check_level
 from gnomon.errors import ConfigError
@@ -251,6 +251,7 @@ def _cache_size(
     seats, step = found.value("max_num_seqs"), found.value("max_num_batched_tokens")
     if config.num_kv_pages is not None:
         budget, reason = config.num_kv_pages * schema.bytes_per_page(GROUP), "num_kv_pages"
+        require_left(f"num_kv_pages is {config.num_kv_pages}", budget, machine, left)
     pages = pages_for_budget(schema, budget, max_num_requests=seats, num_step_tokens=step)
     size = schema.group(GROUP).tokens_per_page
     capacity = (pages[GROUP] - 1) * size
@@ -280,12 +281,7 @@ def _budget(config: EngineConfig, machine: Machine, left: int) -> tuple[int, str
         )
     if config.kv_cache_memory is not None:
         budget = parse_bytes(config.kv_cache_memory)
-        if machine.device == "cuda" and budget > left:
-            raise ConfigError(
-                f"kv_cache_memory is {config.kv_cache_memory}, but {left / GIB:.2f} GiB are left "
-                f"of the GPU beside weights, steps and graphs. Lower it, or raise "
-                f"--gpu-memory-utilization."
-            )
+        require_left(f"kv_cache_memory is {config.kv_cache_memory}", budget, machine, left)
         return budget, "flag", "kv_cache_memory"
     if machine.device == "cuda":
         return left, "machine", f"{left / GIB:.1f} GiB of GPU memory beside the weights"

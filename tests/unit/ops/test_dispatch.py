@@ -16,7 +16,7 @@ from gnomon.attention.dispatch import (
     choose,
     explain_rows,
 )
-from gnomon.attention.providers import absent_providers, builtin_providers
+from gnomon.attention.providers import builtin_providers
 from gnomon.attention.routes import AttentionDims
 from gnomon.errors import ConfigError, UnsupportedError
 
@@ -104,22 +104,6 @@ def test_forced_provider_that_cannot_names_those_that_can() -> None:
         choose("topk", OpNeed(), (kernel("slow", 9), kernel("fast", 1)), "fats")
     forced = choose("topk", OpNeed(), (kernel("slow", 9), kernel("fast", 1)), "slow")
     assert (forced.provider.name, forced.reason) == ("slow", "forced")
-
-
-def test_a_provider_that_cannot_run_here_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gnomon.attention.providers.cuda.is_available", lambda: False)
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    (triton,) = absent_providers()
-    assert triton.name not in {provider.name for provider in builtin_providers()}
-    choice = choose("topk", OpNeed(), (*builtin_providers(), triton))
-    assert choice.provider.name == "torch"
-    assert "needs a CUDA GPU, and torch finds none" in dict(choice.rejected)["triton"]
-    with pytest.raises(UnsupportedError, match=r"'triton' was forced .*needs a CUDA GPU"):
-        bind_operators(OpNeed(), (*builtin_providers(), triton), "triton")
-    with pytest.raises(UnsupportedError, match="'triton' needs a CUDA GPU"):
-        triton.kernel("topk")
-    assert triton.fusion("topk_slots", OpNeed()) is None
-    assert not triton.supports("topq", OpNeed()).has_kernel
 
 
 def test_unknown_operators_are_refused() -> None:

@@ -11,6 +11,7 @@ import importlib
 import importlib.util
 import logging
 import os
+import shutil
 
 from torch import cuda
 
@@ -20,6 +21,7 @@ from gnomon.attention.providers.absent import AbsentProvider
 
 logger = logging.getLogger(__name__)
 
+COMPILERS = ("gcc", "clang")
 TRITON_RANK = 20  # behind kernels made for one GPU and libraries of others
 
 
@@ -42,6 +44,13 @@ def absent_providers() -> tuple[Provider, ...]:
     return (AbsentProvider("triton", TRITON_RANK, OPERATORS, portable),)
 
 
+def c_compiler() -> str | None:
+    """What Triton builds the launchers of its kernels with: what CC names, else gcc, else clang."""
+    named = os.environ.get("CC")
+    candidates = COMPILERS if named is None else (named,)
+    return next(filter(None, map(shutil.which, candidates)), None)
+
+
 def _triton() -> Provider | str:
     """The triton provider; or why it cannot run here.
 
@@ -52,6 +61,8 @@ def _triton() -> Provider | str:
         return "needs a CUDA GPU, and torch finds none (TRITON_INTERPRET=1 runs it here, for tests)"
     if importlib.util.find_spec("triton") is None:
         return "not installed; pip install triton"
+    if not is_interpreted and c_compiler() is None:
+        return "needs a C compiler (what CC names, gcc or clang), and none is found; install gcc"
     try:
         package = importlib.import_module("gnomon.attention.providers.triton")
         if is_interpreted:

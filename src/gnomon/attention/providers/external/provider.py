@@ -17,6 +17,7 @@ from typing import Any
 from gnomon.attention.axes import RowAxis
 from gnomon.attention.dispatch import OpNeed, Requirement, Verdict
 from gnomon.attention.ops.fusions import FUSIONS
+from gnomon.attention.providers import c_compiler
 from gnomon.errors import MissingLibraryError, UnsupportedError
 
 logger = logging.getLogger(__name__)
@@ -80,6 +81,11 @@ class ExternalProvider:
     def _look_up(self) -> Mapping[str, Kernel] | str:
         if self._found is None:
             try:
+                if c_compiler() is None:
+                    raise UnsupportedError(
+                        "its operands pass through Triton's kernels, which need a C compiler (what "
+                        "CC names, gcc or clang), and none is found; install gcc"
+                    )
                 self._found = self._load()
             except UnsupportedError as error:
                 self._found = str(error)
