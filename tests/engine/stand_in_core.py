@@ -6,6 +6,7 @@ The engine process imports this file by name, as "stand_in_core:build".
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import time
@@ -104,6 +105,7 @@ def build(config: Any, progress: Any, default_vocab_size: int | None = None) -> 
         raise ConfigError("a flag is wrong")
     if config.seed == SILENT_EXIT_SEED:
         raise SystemExit(3)
+    logging.getLogger("gnomon.stand_in").info("counts tokens")
     progress("weights", 1, 2)
     progress("weights", 2, 2)
     core = StandInCore()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import stat
@@ -80,6 +81,7 @@ async def has_ended(process: EngineProcess) -> bool:
 def test_start_reports_progress_and_its_folder_is_private(start):
     seen = []
     process = start(lambda *report: seen.append(report))
+    assert seen[0] == ("engine process", 1, 1)
     assert seen[-1] == ("weights", 2, 2)
     assert process.info.model_label == "stand-in"
     folder = process._folder
@@ -89,6 +91,13 @@ def test_start_reports_progress_and_its_folder_is_private(start):
     process.close()
     assert not folder.exists()
     assert not process.is_alive
+
+
+@pytest.mark.parametrize(("level", "said"), [("INFO", True), ("WARNING", False)])
+def test_the_engine_logs_at_the_level_of_its_parent(start, capfd, monkeypatch, level, said):
+    monkeypatch.setattr(logging.getLogger("gnomon"), "level", getattr(logging, level))
+    start().close()
+    assert ("INFO gnomon.stand_in counts tokens" in capfd.readouterr().err) is said
 
 
 def test_a_ready_engine_takes_commands_at_once(start):

@@ -53,13 +53,11 @@ def serve(
 ) -> None:
     """Answer OpenAI clients over HTTP."""
     from gnomon.cli.progress import LoadingDisplay
+    from gnomon.engine.launch import LOG_FORMAT
     from gnomon.frontend.async_llm import AsyncLLM
     from gnomon.server.address import bind
 
-    logging.basicConfig(
-        level=settings.log_level.upper(),
-        format="%(asctime)s %(levelname)s %(name)s %(message)s",
-    )
+    logging.basicConfig(level=settings.log_level.upper(), format=LOG_FORMAT)
     config = with_model(config, model_argument)
     if settings.api_key is None and os.environ.get(API_KEY_VARIABLE):
         settings = ServerSettings.of(

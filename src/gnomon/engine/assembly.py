@@ -42,6 +42,7 @@ from gnomon.engine.runner import Runner
 from gnomon.engine.sampler import Sampler
 from gnomon.engine.scheduler import Scheduler
 from gnomon.engine.shadow import Shadow
+from gnomon.engine.start_log import start_lines
 from gnomon.engine.step_checks import PagePoison
 from gnomon.engine.step_rules import (
     batch_rules,
@@ -148,8 +149,8 @@ def assemble(
     if found.recording is not None:
         found.recording.prepare()
     resolved = found.resolved
-    for line in () if resolved.memory is None else resolved.memory.shown():
-        logger.info("memory: %s", line)
+    for line in start_lines(resolved, found.operator_rows()):
+        logger.info("%s", line)
     loaded = open_model(
         found.source,
         resolved.dtype,

@@ -7,7 +7,8 @@ A fresh interpreter is started rather than a fork (a parent with threads or CUDA
 or multiprocessing's spawn (which runs the user's main module again, so that a plain script would
 start itself without end). Sockets live in a private folder (mode 0700) with a short path, because
 ipc paths end at 107 characters. The engine holds the writing end of a pipe: its death, of any kind,
-makes `death_fd` readable at once. It holds the reading end of another, which tells it of ours.
+makes `death_fd` readable at once. It holds the reading end of another, which tells it of ours. It
+logs to stderr, at the level of this process.
 Not here: requests (client.py), the child's loop (process.py).
 """
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import shutil
 import subprocess
@@ -31,10 +33,11 @@ from gnomon.engine.config import EngineConfig
 from gnomon.errors import EngineDeadError
 
 CHILD = """
-import gc, json, sys
+import gc, json, logging, sys
 gc.disable()  # what is imported stays: to look through it again and again takes 0.3 s
 start = json.loads(sys.argv[1])
 sys.path[:] = start["path"]
+logging.basicConfig(level=start["log_level"], format=start["log_format"])
 from functools import partial
 from importlib import import_module
 from gnomon.engine.config import EngineConfig
@@ -47,6 +50,7 @@ gc.freeze()
 gc.enable()
 sys.exit(engine_main(config, tuple(start["endpoints"]), start["parent_pipe"], build))
 """
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 DEFAULT_BUILD = "gnomon.engine.core:build_core"
 KILL_GRACE_S = 5.0
 
@@ -99,6 +103,8 @@ class EngineProcess:
             "default_vocab_size": vocab_size,
             "endpoints": [self._endpoint("c"), self._endpoint("e")],
             "parent_pipe": parent_reader,
+            "log_level": logging.getLogger("gnomon").getEffectiveLevel(),
+            "log_format": LOG_FORMAT,
         }
         try:
             self.process = subprocess.Popen(
