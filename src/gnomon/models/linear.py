@@ -5,7 +5,7 @@ Out: `Linear`: called with rows and the bound operators, it multiplies; FP8 weig
      quantised per 128 columns (W8A8), other weights take the rows as they are.
      `SharedInput`: rows that are quantised at most once, however many products read them.
      `WideLinear`: products whose results stay in float32.
-`fused`: matrices over the same input as one, where they are FP8 (one launch instead of several).
+`stacked`: matrices over the same input as one, where they lie so (one launch instead of several).
 Not here: which weights stay in FP8 (loading.py), the products (operators).
 """
 
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from gnomon.attention import block_fp8
-from gnomon.attention.block_fp8 import GROUP, BlockFp8Weight, Fp8Rows
+from gnomon.attention.block_fp8 import BlockFp8Weight, Fp8Rows
 from gnomon.attention.ops.fusions import linear_parts
 from gnomon.attention.ops.operators import Operators
 from gnomon.attention.ops.values import Summands
@@ -142,31 +142,20 @@ def scale_kind(weight: Param) -> bool | None:
     return weight.is_power_of_two if isinstance(weight, BlockFp8Weight) else None
 
 
-def stacked(first: Linear, second: Linear) -> Linear | None:
-    """Both as one layer whose outputs are those of the two in turn, where their FP8 weights lie so.
+def stacked(first: Linear, *others: Linear) -> Linear | None:
+    """One layer whose outputs are those of all in turn, where their FP8 weights lie so.
 
     Nothing is copied.
     """
-    one, other = first.weight, second.weight
-    if isinstance(one, Tensor) or isinstance(other, Tensor):
-        return None
-    both = fp8_storage.stacked(one, other)
-    return None if both is None else Linear(both)
-
-
-def fused(*layers: Linear) -> tuple[Linear, ...]:
-    """One layer whose outputs are those of ``layers`` in turn, or ``layers`` where that cannot be.
-
-    FP8 matrices only, and all but the last of whole blocks of 128 rows. Copies the codes.
-    """
-    weights = [layer.weight for layer in layers]
-    parts = [weight for weight in weights if isinstance(weight, BlockFp8Weight)]
-    if len(parts) < len(weights) or any(part.shape[0] % GROUP for part in parts[:-1]):
-        return layers
-    codes = torch.cat([part.codes.view(torch.uint8) for part in parts])
-    scales = torch.cat([part.scales for part in parts])
-    whole = BlockFp8Weight(codes.view(torch.float8_e4m3fn), scales, parts[0].is_power_of_two)
-    return (Linear(whole),)
+    whole = first.weight
+    for other in others:
+        if isinstance(whole, Tensor) or isinstance(other.weight, Tensor):
+            return None
+        both = fp8_storage.stacked(whole, other.weight)
+        if both is None:
+            return None
+        whole = both
+    return Linear(whole)
 
 
 def tensor(params: Mapping[str, Param], name: str) -> Tensor:

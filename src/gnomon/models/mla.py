@@ -31,7 +31,15 @@ from gnomon.attention.ops.fusions import (
 from gnomon.attention.plan import ContextChunk
 from gnomon.attention.step import AttentionStep
 from gnomon.models.config import ModelConfig
-from gnomon.models.linear import Linear, Param, SharedInput, dequantised, fused, scale_kind, tensor
+from gnomon.models.linear import (
+    Linear,
+    Param,
+    SharedInput,
+    dequantised,
+    scale_kind,
+    stacked,
+    tensor,
+)
 from gnomon.models.rotation import Rotations
 
 
@@ -238,10 +246,11 @@ def _joined_inputs(
 ) -> tuple[tuple[Linear, ...], Linear | None]:
     """Both as one product where that may be, with the layer ``beside`` them or without it."""
     if beside is not None:
-        inputs = fused(q_a, beside, kv_a)  # kv_a last: it ends within a block
-        if len(inputs) == 1:
-            return inputs, beside
-    return fused(q_a, kv_a), None
+        whole = stacked(q_a, beside, kv_a)
+        if whole is not None:
+            return (whole,), beside
+    whole = stacked(q_a, kv_a)
+    return (q_a, kv_a) if whole is None else (whole,), None
 
 
 def latent_part(layer: int) -> str:

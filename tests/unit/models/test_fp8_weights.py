@@ -17,7 +17,7 @@ from gnomon.models.checkpoint import read_checkpoint
 from gnomon.models.config import BlockFp8
 from gnomon.models.config_reading import read_config
 from gnomon.models.feed_forward import MixtureOfExperts
-from gnomon.models.linear import Linear, SharedInput, dequantised, fused, stacked
+from gnomon.models.linear import Linear, SharedInput, dequantised, stacked
 from gnomon.models.load_plan import plan_load
 from gnomon.models.loading import load_model_params, load_planned
 from gnomon.models.params import param_specs
@@ -65,14 +65,34 @@ def test_rows_are_quantised_once_for_all_that_read_them() -> None:
     assert all(out.shape == (3, 130) for out in outputs)
 
 
-def test_layers_over_the_same_rows_become_one() -> None:
+@pytest.mark.parametrize(
+    ("q_rank", "index_dim", "is_joined", "between"),
+    [("128", "128", True, "indexer.wk"), ("128", "64", True, None), ("96", "128", False, None)],
+    ids=["all three", "keys end within a block", "query latents do"],
+)
+def test_layers_over_a_blocks_input_become_one(
+    q_rank: str, index_dim: str, is_joined: bool, between: str | None
+) -> None:
+    """Nothing is copied, and attention and the indexer get what they get of each by itself."""
+    fields = WIDE | {"q_rank": q_rank, "index_dim": index_dim, "layers": "1"}
+    spec = "random:deepseek_v32," + ",".join(f"{key}={value}" for key, value in fields.items())
+    config = parse_model_spec(spec).config
+    params = random_weights(config, 0, torch.float32, has_fp8=True)
+    layer = build_model(config, params, 64).layers[0]
+    assert layer.indexer is not None
+    names = ("attn.q_a", *((between,) if between else ()), "attn.kv_a")
+    parts = [Linear.of(params, f"layers.0.{name}") for name in names]
+    assert (len(layer.attention.inputs) == 1) == is_joined
+    assert layer.attention.between is (layer.indexer.key if between else None)
+    if not is_joined:
+        assert [one.weight for one in layer.attention.inputs] == [one.weight for one in parts]
+        return
+    (whole,), first = layer.attention.inputs, parts[0].weight
+    assert isinstance(whole.weight, BlockFp8Weight)
+    assert isinstance(first, BlockFp8Weight)
+    assert whole.weight.codes.data_ptr() == first.codes.data_ptr()
     ops, x = operators(), torch.randn(4, 256)
-    parts = Linear(weight(256, 256)), Linear(weight(72, 256, 1))
-    (whole,) = fused(*parts)
     assert torch.equal(whole(x, ops), torch.cat([part(x, ops) for part in parts], -1))
-    assert fused(*reversed(parts)) == parts[::-1], "72 rows do not end a block"
-    plain = Linear(torch.ones(128, 256)), parts[1]
-    assert fused(*plain) == plain
 
 
 @pytest.mark.parametrize("layers", ["layers=1,dense_layers=1", "layers=1,dense_layers=0"])
