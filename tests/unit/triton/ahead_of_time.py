@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[3]
-MAX_SHARED = 232_448
+MAX_SHARED = {80: 166_912, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}
+"""Bytes of shared memory that a block may have, by architecture."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,7 @@ class Report:
     wgmma: tuple[str, ...]
     remarks: tuple[str, ...]
     error: str = ""
+    arch: int = 90
 
 
 def compile_all(builds: Sequence[Build]) -> list[Report]:
@@ -84,12 +86,13 @@ def compile_all(builds: Sequence[Build]) -> list[Report]:
 
 
 def faults(reports: Sequence[Report]) -> list[str]:
-    """What no kernel may have: errors, spills, too much shared memory, serialised WGMMA."""
+    """What no kernel may have: errors, spills, more shared memory than there is, serial WGMMA."""
     found = []
     for r in reports:
         found += [f"{r.label}: {r.error}"] if r.error else []
         found += [f"{r.label}: {r.stack} bytes of stack"] if r.stack else []
-        found += [f"{r.label}: {r.shared} bytes of shared memory"] if r.shared > MAX_SHARED else []
+        is_too_much = r.shared > MAX_SHARED[r.arch]
+        found += [f"{r.label}: {r.shared} bytes of shared memory"] if is_too_much else []
         found += [f"{r.label}: {remark}" for remark in r.remarks]
     return found
 
@@ -114,14 +117,21 @@ def _compile(build: Build) -> Report:
     try:
         made = triton.compile(source, target=target, options=dict(build.options))
     except Exception as error:
-        return Report(build.label, 0, 0, 0, (), (), f"{type(error).__name__}: {str(error)[-400:]}")
+        said = f"{type(error).__name__}: {str(error)[-400:]}"
+        return Report(build.label, 0, 0, 0, (), (), said, build.arch)
     usage = _resource_usage(made.asm["cubin"])
     wgmma = sorted(
         set(re.findall(r"wgmma\.mma_async\.sync\.aligned\.(m\d+n\d+k\d+)", made.asm["ptx"]))
     )
     remarks = _remarks(made.asm["ptx"]) if wgmma else ()
     return Report(
-        build.label, usage["STACK"], usage["REG"], made.metadata.shared, tuple(wgmma), remarks
+        build.label,
+        usage["STACK"],
+        usage["REG"],
+        made.metadata.shared,
+        tuple(wgmma),
+        remarks,
+        arch=build.arch,
     )
 
 

@@ -126,8 +126,9 @@ def writes(arch: int = 90) -> list[Build]:
         build(
             "cache_kernels", prepare, packed, **index, **many, HAS_HADAMARD=False, IS_PACKED=True
         ),
-        build(
-            "cache_kernels", prepare, plain, **index, **dotted, HAS_HADAMARD=True, IS_PACKED=False
+        *(
+            build("cache_kernels", prepare, kind, **index, **dotted, HAS_HADAMARD=True, **packs)
+            for kind, packs in ((plain, {"IS_PACKED": False}), (packed, {"IS_PACKED": True}))
         ),
     ]
 
@@ -173,7 +174,7 @@ def joined(arch: int = 90) -> list[Build]:
 def test_kernels_compile_without_spills() -> None:
     builds = [*norms(), *writes(), *gathers(), *joined(), *routes(), *quantised()]
     for arch in (80, 89, 120):
-        builds += [writes(arch)[0], writes(arch)[2], gathers(arch)[1]]
+        builds += [*(writes(arch)[place] for place in (0, 2, 4)), gathers(arch)[1]]
     reports = compile_all(builds)
     assert len(reports) == len(builds)
     assert not faults(reports)
