@@ -110,10 +110,13 @@ def test_packed_latents_in_a_block_of_64_heads() -> None:
         agree(found, arguments, BF16)
 
 
-@pytest.mark.parametrize("heads", [1, 16, 17, 40])
-def test_head_counts(heads: int) -> None:
-    arguments = draw(PlainLayout(BF16, 24), (heads, 16, 8), [5, 20], BF16)
-    agree(attention.KERNELS["sparse_mla"](*arguments), arguments, BF16)
+@pytest.mark.parametrize("layout", [PlainLayout(BF16, 80), Fp8LatentLayout(64, 16)])
+@pytest.mark.parametrize("heads", [1, 8, 16, 17, 24, 40, 96, 128])
+def test_head_counts(heads: int, layout: KVLayout) -> None:
+    """Native from 8 to 128, whether or not blocks of heads divide them."""
+    arguments = draw(layout, (heads, 64, 16), [5, 20], BF16)
+    for kernel in (attention.KERNELS["sparse_mla"], attention.FIXED["sparse_mla"]):
+        agree(kernel(*arguments), arguments, BF16)
 
 
 def test_stored_fp32_meets_bf16_queries_and_stored_bf16_fp32_ones() -> None:
