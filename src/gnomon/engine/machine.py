@@ -18,11 +18,11 @@ import torch
 from gnomon.attention.providers.external.places import cuda_home
 from gnomon.cache.free_memory import free_memory_bytes
 from gnomon.errors import ConfigError
+from gnomon.models.quantised import FP8_CAPABILITY
 
 GIB = 2**30
 UNKNOWN_FREE_BYTES = 4 * GIB  # where the system does not tell
 LEAST_CAPABILITY = (8, 0)  # bfloat16 tensor cores; Triton's kernels are built for no older GPU
-FP8_CAPABILITY = (8, 9)
 DRIVER = Path("/proc/driver/nvidia")  # there where an NVIDIA driver runs
 
 
@@ -154,7 +154,8 @@ def shortcomings(machine: Machine) -> list[str]:
     if machine.capability is not None and machine.capability < FP8_CAPABILITY:
         found.append(
             f"{machine.name} multiplies no FP8 (compute capability {_dotted(machine.capability)}): "
-            "FP8 caches are decoded, FP8 weights are dequantised"
+            "FP8 caches are decoded, FP8 weights are dequantised (--weights fp8 keeps them, and "
+            "decodes them at every product)"
         )
     return found
 

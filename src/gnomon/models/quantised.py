@@ -24,7 +24,7 @@ from gnomon.models.config import BlockFp8
 from gnomon.models.params import ParamSpec, Region
 
 SCALE_SUFFIX = "_scale_inv"  # behind the weight's whole name: X.weight_scale_inv
-FP8_CAPABILITY = (9, 0)  # of GPUs on which weights stay FP8 unasked
+FP8_CAPABILITY = (8, 9)  # of GPUs that multiply FP8: weights stay FP8 there unasked
 # Layers that multiply rows; kv_b is not among them: absorption needs its parts as plain numbers.
 LINEAR_LAYERS = (
     "attn.q_a.", "attn.q_b.", "attn.kv_a.", "attn.o.", "indexer.wq_b.", "indexer.wk.", "mlp.",
@@ -37,7 +37,7 @@ def keeps_fp8(
 ) -> bool:
     """Whether codes of FP8 weights stay codes. `wish`: "auto", "fp8", "dequantise".
 
-    "auto" keeps them on GPUs that multiply FP8 (sm_90 and newer). ConfigError if they are to be
+    "auto" keeps them on GPUs that multiply FP8 (sm_89 and newer). ConfigError if they are to be
     kept and the model has none, or has them in blocks that no kernel reads.
     """
     is_readable = block is not None and (block.block_rows, block.block_columns) == (GROUP, GROUP)
@@ -63,7 +63,7 @@ def why_kept(
     if (block.block_rows, block.block_columns) != (GROUP, GROUP):
         return f"no kernel multiplies blocks of {block.block_rows} x {block.block_columns}"
     major, minor = capability or (0, 0)
-    return f"compute capability {major}.{minor}; unasked they stay FP8 from 9.0 on"
+    return f"compute capability {major}.{minor}; unasked they stay FP8 from 8.9 on"
 
 
 def may_stay_fp8(spec: ParamSpec) -> bool:

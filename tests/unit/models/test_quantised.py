@@ -107,8 +107,8 @@ def test_codes_of_nan_stay_nan() -> None:
     ("device", "capability", "size", "said"),
     [
         ("cuda", (9, 0), 128, "this GPU multiplies FP8"),
-        ("cuda", (8, 9), 128, "compute capability 8.9; unasked they stay FP8 from 9.0 on"),
-        ("cuda", (8, 0), 128, "compute capability 8.0"),
+        ("cuda", (8, 9), 128, "this GPU multiplies FP8"),
+        ("cuda", (8, 0), 128, "compute capability 8.0; unasked they stay FP8 from 8.9 on"),
         ("cuda", (9, 0), 64, "no kernel multiplies blocks of 64 x 64"),
         ("cpu", None, 128, "a CPU multiplies no FP8"),
     ],
