@@ -1,7 +1,8 @@
 """Device code of sparse MLA: rows over their own lists of slots, and the sum of their splits.
 
 In:  queries in two parts (latent, rope; any strides), the bytes or numbers of a pool, lists of
-     slots with their counts. Out: results, or fp32 parts of them with their log2-sum-exp2.
+     slots with their counts. Out: results, or parts of them (fp32, or fp16 of packed latents) with
+     their log2-sum-exp2 in fp32.
 `attend_lists`: program (row and block of heads, split); it loops over its part of the row's list,
      a block of keys a turn, softmax online in base 2, and stops at the row's own count.
 `combine_splits`: program (row, head); splits are added in their order, so the sum's bits hang on
@@ -61,8 +62,8 @@ def attend_lists(
 ):  # fmt: skip
     """Attend a split of a row's list with BH heads; ``scale`` is in base 2 (times log2 e).
 
-    Whole lists: out [R, H, DC] in its dtype, lse natural. Splits: out [S, R, H, DC] and lse
-    [S, R, H] in fp32 and base 2; a split without keys writes nothing.
+    Whole lists: out [R, H, DC] in its dtype, lse natural. Splits: out [S, R, H, DC] in its dtype
+    and lse [S, R, H] in base 2; a split without keys writes nothing.
     """
     ROPE_DTYPE: tl.constexpr = q.dtype.element_ty
     IS_HALF_PACKED: tl.constexpr = GROUPS > 0 and tl.float32 != ROPE_DTYPE
@@ -189,7 +190,8 @@ def combine_splits(
         weight = tl.exp2(level - largest)
         total += weight
         part = parts + (split * step + program) * DC + column
-        acc += weight * tl.load(part, mask=is_used & (column < DC), other=0.0)
+        value = tl.load(part, mask=is_used & (column < DC), other=0.0)
+        acc += weight * value.to(tl.float32)
     is_empty = total == 0
     total = tl.where(is_empty, 1.0, total)
     acc = acc * (1.0 / total)

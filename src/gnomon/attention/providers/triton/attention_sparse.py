@@ -6,7 +6,8 @@ In:  q_latent [R, H, D_c], q_rope [R, H, D_r] (any strides; D_r may be 0), a poo
 Out: (out [R, H, D_c] in the query's dtype, lse [R, H] fp32 natural).
 Half queries meet plain entries in their own dtype and packed ones in fp16 (attention_lists.py says
 where that is exact), fp32 queries everything in fp32; weights are rounded to that dtype before they
-meet the values; sums are fp32. A head block has 16, 32 or 64 heads, whatever R.
+meet the values; sums are fp32. Splits of lists are stored normalised, so that means of latents that
+are fp16 when they are summed fit fp16 again; those of plain pools are fp32. A head block has 16, 32 or 64 heads, whatever R.
 Maths: oracle_math.md §1.2.
 """
 
@@ -34,7 +35,7 @@ from gnomon.attention.providers.triton.attention_tiles import (
 from gnomon.attention.providers.triton.language import has_native_fp8, padded
 from gnomon.errors import UnsupportedError
 
-FIXED_SCRATCH_BYTES = 256 << 20  # fp32 parts of the rows that sparse_mla_fixed runs at once
+FIXED_SCRATCH_BYTES = 256 << 20  # parts of the rows that sparse_mla_fixed runs at once
 
 Result = tuple[Tensor, Tensor]
 
@@ -83,7 +84,7 @@ def sparse_mla_fixed(
     tile = tile_of(q_latent, pool)
     number = max(1, -(-slots.shape[1] // FIXED_SPLIT_KEYS))
     splits = Splits(number, FIXED_SPLIT_KEYS) if number > 1 else Splits(1)
-    row_bytes = number * num_heads * (width + 1) * 4
+    row_bytes = number * num_heads * (width * split_dtype(q_latent, pool).itemsize + 4)
     block = num_rows if number == 1 else max(1, FIXED_SCRATCH_BYTES // row_bytes)
     if num_rows <= block:
         call = ListCall(q_latent, q_rope, pool, slots, count, scale)
@@ -120,7 +121,8 @@ class ListCall:
             return results
         num_rows, num_heads, width = self.q_latent.shape
         shape = (splits.number, num_rows, num_heads)
-        parts = self.q_latent.new_empty((*shape, width), dtype=torch.float32)
+        dtype = split_dtype(self.q_latent, self.pool)
+        parts = self.q_latent.new_empty((*shape, width), dtype=dtype)
         levels = self.q_latent.new_empty(shape, dtype=torch.float32)
         self._attend(tile, splits, (parts, levels))
         is_early = can_launch_early(self.q_latent.device)
@@ -160,6 +162,12 @@ def tile_of(q_latent: Tensor, pool: PagedPool, num_rows: int | None = None) -> L
     _, num_heads, width = q_latent.shape
     on_hopper = has_wgmma(q_latent.device)
     return choose_tile(num_heads, width, q_latent.dtype, is_packed, num_rows, on_hopper)
+
+
+def split_dtype(q_latent: Tensor, pool: PagedPool) -> torch.dtype:
+    """What a split's result is stored in."""
+    is_packed = not isinstance(pool.layout, PlainLayout)
+    return torch.float16 if is_packed and q_latent.dtype != torch.float32 else torch.float32
 
 
 def new_result(q_latent: Tensor) -> Result:
