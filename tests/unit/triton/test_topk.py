@@ -128,6 +128,16 @@ def test_shared_rows_of_few_values_and_any_lengths(data: Any) -> None:
         assert found.ids[row].tolist() == sorted(best) + [-1] * (k - len(best))
 
 
+def test_a_row_of_many_parts() -> None:
+    """47 parts; the best in a few of them, and tied."""
+    generator = torch.Generator().manual_seed(4)
+    noise = torch.randn(1500, generator=generator)
+    column = torch.arange(1500)
+    count = torch.tensor([1500], dtype=torch.int32)
+    for scores in (torch.where(column // 90 == 11, 9 + noise, noise), (noise * 4).round()):
+        agrees(searched(scores[None], count, 40, SHARED), scores[None], count, 40)
+
+
 def test_the_usual_sizes_on_strided_rows() -> None:
     generator = torch.Generator().manual_seed(5)
     scores = torch.randn(3, 9000, generator=generator)[:, :8999]

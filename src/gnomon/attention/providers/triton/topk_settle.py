@@ -34,6 +34,8 @@ from gnomon.attention.providers.triton.topk_search import (
 )
 from gnomon.attention.providers.triton.topk_tiles import put, put_all
 
+STRIDE = tl.constexpr(16)  # parts are looked up among so many, then among those between
+
 
 @triton.jit
 def count_parts(meta, num_active, PARTS: tl.constexpr):
@@ -54,12 +56,15 @@ def count_parts(meta, num_active, PARTS: tl.constexpr):
 def kept_columns(meta, kept, held, region, num_parts, CAP: tl.constexpr, PARTS: tl.constexpr):
     """Keys and ids [CAP / 4, 4] of ``held`` columns kept by all parts, in order; BELOW behind."""
     start = tl.arange(0, CAP // FOUR) * FOUR
-    part, step = tl.zeros_like(start), PARTS // 2
-    while step > 0:
-        begin = tl.load(meta + 4 * PARTS + part + step)
-        part = tl.where(begin <= start, part + step, part)
-        step = step >> 1
-    start -= tl.load(meta + 4 * PARTS + part)
+    begins = meta + 4 * PARTS
+    # Two rounds of loads side by side: bisecting would wait for seven, one after the other.
+    part = tl.zeros_like(start)
+    for place in tl.static_range(PARTS // STRIDE, PARTS, PARTS // STRIDE):
+        part += tl.where(tl.load(begins + place) <= start, PARTS // STRIDE, 0)
+    block = part
+    for place in tl.static_range(1, PARTS // STRIDE):
+        part += tl.where(tl.load(begins + block + place) <= start, 1, 0)
+    start -= tl.load(begins + part)
     start = tl.multiple_of(part * region + start, 4)
     at = start[:, None] + tl.arange(0, FOUR)[None, :]
     is_held = (tl.arange(0, CAP // FOUR) * FOUR < held)[:, None]
