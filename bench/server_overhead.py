@@ -78,26 +78,30 @@ async def through_engine(llm: AsyncLLM, ids: list[int], num_tokens: int, name: s
     params = SamplingParams(max_tokens=num_tokens, temperature=0, ignore_eos=True)
     began = time.perf_counter()
     deltas = await llm.start(ids, params, request_id=name, cache_salt=name)
-    return sample(began, [time.perf_counter() async for _ in deltas], num_tokens)
+    times = [(time.perf_counter(), len(delta.token_ids)) async for delta in deltas]
+    return sample(began, times, num_tokens)
 
 
 async def through_http(port: int, ids: list[int], num_tokens: int, name: str) -> Sample:
     """The same request by HTTP."""
     fields = {"prompt": ids, "max_tokens": num_tokens, "temperature": 0, "ignore_eos": True}
-    body = json.dumps({**fields, "stream": True, "cache_salt": name}).encode()
+    fields |= {"stream": True, "cache_salt": name, "return_token_ids": True}
+    body = json.dumps(fields).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n"
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     began = time.perf_counter()
     writer.write(f"{head}Connection: close\r\n\r\n".encode() + body)
-    times = [time.perf_counter() async for line in reader if line.startswith(b"data: {")]
+    lines = [(time.perf_counter(), line) async for line in reader if line.startswith(b"data: {")]
     writer.close()
+    times = [(at, len(json.loads(line[6:])["choices"][0]["token_ids"])) for at, line in lines]
     return sample(began, times, num_tokens)
 
 
-def sample(began: float, times: list[float], num_tokens: int) -> Sample:
-    """Seconds to the first token and per further one; every token has to have come by itself."""
-    assert len(times) == num_tokens, (len(times), num_tokens)
-    return times[0] - began, (times[-1] - times[0]) / (num_tokens - 1)
+def sample(began: float, times: list[tuple[float, int]], num_tokens: int) -> Sample:
+    """Seconds to the first token and per further one, of (time, tokens that came)."""
+    assert sum(count for _, count in times) == num_tokens, (times, num_tokens)
+    first, last = times[0][0], times[-1][0]
+    return first - began, (last - first) / (num_tokens - times[0][1])
 
 
 if __name__ == "__main__":

@@ -115,12 +115,13 @@ def main() -> None:
     parser.add_argument("--streams", default="1,16,64,256")
     parser.add_argument("--tokens-per-s", type=int, default=2000)
     parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("--stream-interval", type=int, default=1)
     parser.add_argument("--profile", help="file for the API process's cProfile")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
-        serve_steadily(options.tokens_per_s, options.profile)
+        serve_steadily(options)
         return
     for number in map(int, options.streams.split(",")):
         found = measure(number, options)
@@ -139,6 +140,7 @@ def measure(streams: int, options: argparse.Namespace) -> dict[str, float]:
     from gnomon.bench.serve import ServeSettings, bench_serve
 
     command = [sys.executable, __file__, "--serve", "--tokens-per-s", str(options.tokens_per_s)]
+    command += ["--stream-interval", str(options.stream_interval)]
     command += ["--profile", options.profile] if options.profile else []
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None
@@ -189,7 +191,7 @@ def cpu_s(pid: int) -> float:
     return time.clock_gettime((~pid << 3) | 2)
 
 
-def serve_steadily(tokens_per_s: int, profile: str | None) -> None:
+def serve_steadily(options: argparse.Namespace) -> None:
     """The API process: print port and engine's pid, serve until told to end."""
     from gnomon.frontend import async_llm
     from gnomon.server import serving
@@ -197,11 +199,11 @@ def serve_steadily(tokens_per_s: int, profile: str | None) -> None:
     from gnomon.server.settings import ServerSettings
 
     async_llm.EngineProcess = functools.partial(EngineProcess, build="stream_cost:build_core")
-    llm = async_llm.AsyncLLM(EngineConfig.of(seed=tokens_per_s))
-    settings = ServerSettings(port=0)
+    llm = async_llm.AsyncLLM(EngineConfig.of(seed=options.tokens_per_s))
+    settings = ServerSettings(port=0, stream_interval=options.stream_interval)
     sock = bind(settings)
     ready = f"{sock.getsockname()[1]} {llm.client._process.process.pid}"
-    profiler = cProfile.Profile() if profile else None
+    profiler = cProfile.Profile() if options.profile else None
 
     async def run() -> None:
         llm.attach()
@@ -216,7 +218,7 @@ def serve_steadily(tokens_per_s: int, profile: str | None) -> None:
     finally:
         llm.close()
         if profiler is not None:
-            profiler.dump_stats(profile)
+            profiler.dump_stats(options.profile)
 
 
 if __name__ == "__main__":

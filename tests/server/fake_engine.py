@@ -68,6 +68,7 @@ class FakeEngine:
         request_id: str,
         priority: int = 0,
         cache_salt: str = "",
+        interval: int = 1,
     ) -> FakeStream:
         if self.death is not None:
             raise EngineDeadError(self.death)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import httpx
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,6 +22,7 @@ from gnomon.engine.sampling_params import SamplingParams
 from gnomon.frontend.async_llm import DeltaIterator
 from gnomon.frontend.choices import ChoiceSet
 from gnomon.server.app import create_app
+from gnomon.server.settings import ServerSettings
 from tests.server.fake_engine import FakeEngine
 
 ENGINE = FakeEngine()
@@ -36,6 +38,7 @@ class ScriptedEngine(FakeEngine):
         super().__init__(max_model_len=4096)
         self.ids, self.bundles, self.fails = ids, bundles, fails
         self.feeding: asyncio.Task[None] | None = None
+        self.intervals: list[int] = []
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """What a DeltaIterator asks of its client: here nothing goes on by itself."""
@@ -48,7 +51,8 @@ class ScriptedEngine(FakeEngine):
             eos_token_ids=(EOS,),
         )
         choices = ChoiceSet(first, TOKENIZER)
-        stream = ProcessStream([one.request_id for one in choices.requests])
+        self.intervals.append(rest["interval"])
+        stream = ProcessStream([one.request_id for one in choices.requests], rest["interval"])
         self.feeding = asyncio.create_task(self.feed(stream, choices.requests))
         return DeltaIterator(self, choices, stream)
 
@@ -82,9 +86,12 @@ class ScriptedEngine(FakeEngine):
         return OutputDelta(request_id=request.request_id, finish_reason="error", error="bad luck")
 
 
-def post(engine: ScriptedEngine, path: str, body: dict[str, Any]) -> httpx.Response:
+def post(
+    engine: ScriptedEngine, path: str, body: dict[str, Any], interval: int = 1
+) -> httpx.Response:
     async def run() -> httpx.Response:
-        transport = httpx.ASGITransport(create_app(engine))
+        settings = ServerSettings(stream_interval=interval)
+        transport = httpx.ASGITransport(create_app(engine, settings))
         async with httpx.AsyncClient(transport=transport, base_url="http://house") as client:
             answer = await client.post(path, json=body)
         assert engine.feeding is not None
@@ -143,6 +150,7 @@ def of_whole(answer: dict[str, Any]) -> dict[int, dict[str, Any]]:
     logprobs=st.sampled_from([None, 0, 2]),
     is_chat=st.booleans(),
     min_tokens=st.integers(0, 3),
+    interval=st.integers(1, 4),
 )
 @settings(max_examples=60)
 def test_bundled_events_are_the_whole_answer(
@@ -153,6 +161,7 @@ def test_bundled_events_are_the_whole_answer(
     logprobs: int | None,
     is_chat: bool,
     min_tokens: int,
+    interval: int,
 ) -> None:
     body: dict[str, Any] = {
         "n": choices,
@@ -171,7 +180,7 @@ def test_bundled_events_are_the_whole_answer(
     whole = post(ScriptedEngine(ids, [1]), path, body).json()
     body |= {"stream": True}
     body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
-    found = events(post(ScriptedEngine(ids, bundles), path, body))
+    found = events(post(ScriptedEngine(ids, bundles), path, body, interval))
     assert put_together(found) == of_whole(whole)
     assert found[-1]["usage"] == whole["usage"]
     so_far = 0
@@ -217,3 +226,23 @@ def test_joined_deltas_keep_order_and_tokens(arrived: list[tuple[str, int]]) -> 
         assert [score.token_id for score in delta.logprobs or ()] == own
         assert delta.num_prompt_tokens == 3
     assert sum(delta.queue_s for delta in made) == (0.5 if arrived else 0.0)
+
+
+@pytest.mark.parametrize(
+    ("length", "interval", "sizes"),
+    [(7, 1, [1] * 7), (9, 3, [1, 3, 3, 2]), (4, 10, [1, 3]), (1, 5, [1])],
+)
+def test_tokens_wait_for_each_other_but_not_the_first_and_last(
+    length: int, interval: int, sizes: list[int]
+) -> None:
+    body = {"prompt": [5], "max_tokens": length, "stream": True, "return_token_ids": True}
+    engine = ScriptedEngine([5] * length, [1])
+    found = events(post(engine, "/v1/completions", body, interval))
+    assert [len(event["choices"][0]["token_ids"]) for event in found] == sizes
+
+
+def test_only_who_sees_tokens_come_or_waits_for_a_stop_string_is_told_at_once() -> None:
+    engine = ScriptedEngine([5] * 3, [1])
+    for extra in ({"stream": True}, {"stop": ["x"]}, {"stop": ["x"], "stream": True}, {}):
+        post(engine, "/v1/completions", {"prompt": [5], "max_tokens": 3, **extra}, 4)
+    assert engine.intervals == [4, 1, 1, 16]

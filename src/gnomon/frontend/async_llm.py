@@ -95,8 +95,12 @@ class AsyncLLM:
         request_id: str,
         priority: int = 0,
         cache_salt: str = "",
+        interval: int = 1,
     ) -> DeltaIterator:
-        """Queue a request. What is wrong with it is raised here, before the first Delta."""
+        """Queue a request. What is wrong with it is raised here, before the first Delta.
+
+        interval: tokens of a choice that come together, about; the first and the end never wait.
+        """
         self.attach()
         ends = self.info.eos_token_ids
         if self._language is not None:
@@ -114,7 +118,7 @@ class AsyncLLM:
         )
         request.validate(self.info.vocab_size, self.info.max_model_len)
         choices = ChoiceSet(request, None if self._language is None else self._language.tokenizer)
-        return DeltaIterator(self.client, choices, self.client.submit(choices.requests))
+        return DeltaIterator(self.client, choices, self.client.submit(choices.requests, interval))
 
     async def generate(
         self,

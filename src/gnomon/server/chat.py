@@ -41,7 +41,7 @@ from gnomon.server.request_types import ChatRequest
 from gnomon.server.respond import respond, started
 from gnomon.server.sampling import resolve_max_tokens, sampling_params
 from gnomon.server.state import ServerState, request_id_of, state_of
-from gnomon.server.streaming_options import UsageReport, usage_report
+from gnomon.server.streaming_options import UsageReport, interval_of, usage_report
 from gnomon.text.parsing.base import ContentDelta, Event, OutputParser, ReasoningDelta
 
 
@@ -81,6 +81,7 @@ async def chat_job(state: ServerState, body: ChatRequest, request_id: str) -> Jo
         params=[params],
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
+        interval=interval_of(body, state.settings.stream_interval),
         user=body.user,
     )
 

@@ -35,7 +35,7 @@ from gnomon.server.request_types import CompletionRequest
 from gnomon.server.respond import respond, started
 from gnomon.server.sampling import COMPLETION_MAX_TOKENS, resolve_max_tokens, sampling_params
 from gnomon.server.state import ServerState, request_id_of, state_of
-from gnomon.server.streaming_options import UsageReport, usage_report
+from gnomon.server.streaming_options import UsageReport, interval_of, usage_report
 
 
 async def completions(request: Request) -> Response:
@@ -81,6 +81,7 @@ async def _job(state: ServerState, body: CompletionRequest, request_id: str) -> 
         params=[params(len(prompt.token_ids)) for prompt in prompts],
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
+        interval=interval_of(body, state.settings.stream_interval),
         user=body.user,
     )
 

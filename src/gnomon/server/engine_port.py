@@ -56,6 +56,7 @@ class EnginePort(Protocol):
         request_id: str,
         priority: int = 0,
         cache_salt: str = "",
+        interval: int = 1,
     ) -> DeltaStream: ...
 
     def reset_prefix_cache(self) -> None: ...

@@ -30,7 +30,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What a client asked for. `params` has one entry per prompt; `engine_id` is unique alive."""
+    """What a client asked for. `params` has one entry per prompt; `engine_id` is unique alive.
+
+    interval: tokens of a choice that may wait for each other (EnginePort.start).
+    """
 
     answer_id: str
     engine_id: str
@@ -38,6 +41,7 @@ class Job:
     params: Sequence[SamplingParams]
     priority: int = 0
     cache_salt: str = ""
+    interval: int = 1
     user: str | None = None
 
     @property
@@ -81,6 +85,7 @@ class Generation:
                     request_id=f"{job.engine_id}-{place}",
                     priority=job.priority,
                     cache_salt=job.cache_salt,
+                    interval=job.interval,
                 )
                 self._streams.append(stream)
             if len(self._streams) > 1:

@@ -31,6 +31,10 @@ class ServerSettings:
     sse_keep_alive_s: A[
         float, Flag("a silent stream sends a comment so often, in seconds", least=0.01)
     ] = 15.0
+    stream_interval: A[
+        int,
+        Flag("tokens of a stream that are sent together; its first and last never wait", least=1),
+    ] = 1
     log_requests: A[bool, Flag("write prompts and parameters to the log")] = False
     log_level: A[str, Flag("least severity that is logged", choices=LOG_LEVELS)] = "info"
 

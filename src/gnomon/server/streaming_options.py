@@ -1,6 +1,6 @@
-"""What a stream says about usage, and the parameters that only make sense with or without one.
+"""What a stream says about usage, how its tokens are bundled, and what only a stream can ask for.
 
-In:  a checked request.   Out: `UsageReport`; RequestError for contradictions.
+In:  a checked request.   Out: `UsageReport`, `interval_of`; RequestError for contradictions.
 Not here: the chunks (chat.py, completions.py).
 """
 
@@ -15,6 +15,9 @@ from gnomon.server.answer_types import Usage
 from gnomon.server.generation import Generation
 from gnomon.server.request_fields import UNSUPPORTED, GenerationRequest
 
+WHOLE_INTERVAL = 16
+"""Of answers that are sent whole: nobody sees their tokens come."""
+
 
 @dataclass(frozen=True, slots=True)
 class UsageReport:
@@ -28,6 +31,13 @@ class UsageReport:
         if self.always:
             return generation.usage()
         return None if self.at_end else UNSET
+
+
+def interval_of(request: GenerationRequest, stream_interval: int) -> int:
+    """How many tokens of a choice may wait for each other before somebody looks at them."""
+    if request.stop:
+        return 1  # found late, a stop string would have cost steps for nothing
+    return stream_interval if request.stream else WHOLE_INTERVAL
 
 
 def usage_report(request: GenerationRequest) -> UsageReport:
