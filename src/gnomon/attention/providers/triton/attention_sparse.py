@@ -6,9 +6,9 @@ In:  q_latent [R, H, D_c], q_rope [R, H, D_r] (any strides; D_r may be 0), a poo
 Out: (out [R, H, D_c] in the query's dtype, lse [R, H] fp32 natural).
 Half queries meet plain entries in their own dtype and packed ones in fp16 (attention_lists.py says
 where that is exact), fp32 queries everything in fp32; weights are rounded to that dtype before they
-meet the values; sums are fp32. Splits of lists are stored normalised: means of packed latents, which
-are fp16 when they are summed, fit fp16 again; those of plain pools are fp32. A head block has 16,
-32 or 64 heads, whatever R.
+meet the values; sums are fp32. Splits of lists are stored normalised: means of packed latents,
+fp16 when they are summed, fit fp16 again; those of plain pools are fp32. A head block has 16, 32 or
+64 heads, whatever R.
 Maths: oracle_math.md §1.2.
 """
 
