@@ -173,10 +173,8 @@ def fixed_moe_tiles(
     num_pairs: int, down: Tensor, is_fp8: bool, are_equal: bool, kind: Kind = Kind.HOPPER
 ) -> MoeTiles:
     """One pair of tiles for every number of pairs, unless tiles ``are_equal``."""
-    if are_equal:
-        return _fitted_pair(
-            _together(_rows_of_experts(num_pairs, down), down, is_fp8), kind, is_fp8
-        )
+    if are_equal:  # on Hopper
+        return _together(_rows_of_experts(num_pairs, down), down, is_fp8)
     tiles = _together(FIXED_ROWS, down, is_fp8)
     fused = replace(tiles.fused, group=16)
     second = replace(tiles.down, rows=FIXED_ROWS, warps=8, stages=4, group=16)
@@ -220,6 +218,7 @@ def _together(rows: int, down: Tensor, is_fp8: bool) -> MoeTiles:
         first = Tile(rows, columns, in_depth, warps=warps, stages=3, group=group)
     columns = min(128 if itemsize <= 2 else 64, padded(hidden_size, 16))
     second = Tile(rows, columns, out_depth, warps=warps, stages=4, group=group)
-    if is_fp8 and rows == 64:  # half a block: most experts have so few rows, and more programs run
+    if is_fp8 and 32 <= rows <= 64:
+        # Of 64 rows half a block: most experts have so few rows, and more programs run.
         second = replace(second, rows=32, warps=4, stages=5)
     return MoeTiles(first, second)
