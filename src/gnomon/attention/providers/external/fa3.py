@@ -30,6 +30,7 @@ NAME = "fa3"
 MOST_ROWS = 8192  # whose numbers are kept
 URL = "https://github.com/Dao-AILab/flash-attention#subdirectory=hopper"
 FILE, PACKAGE = "_vllm_fa3_C.abi3.so", "flash_attn_interface"
+NUM_ARGUMENTS = 37  # of vLLM's build
 
 _ON_HOPPER = frozenset({9})
 _HALF = frozenset({torch.bfloat16, torch.float16})
@@ -217,7 +218,7 @@ def fa3_provider(places: Places) -> ExternalProvider:
 
 def find(places: Places) -> Forward:
     """The library; UnsupportedError if it is nowhere, cannot be loaded or lacks the function."""
-    operators = places.operators(FILE, "_vllm_fa3_C", ("fwd",))
+    operators = places.operators(FILE, "_vllm_fa3_C", {"fwd": NUM_ARGUMENTS})
     if operators is not None:
         return forward_of_operators(operators)
     module = places.module(PACKAGE, ("flash_attn_with_kvcache",))

@@ -35,7 +35,8 @@ MOST_DECODE_ROWS = 256  # rows up to here are requests of their own, split over 
 MOST_SCHEDULES = 64
 URL = "https://github.com/deepseek-ai/FlashMLA"
 FILE, PACKAGE = "_flashmla_C.abi3.so", "flash_mla"
-OPERATORS = ("sparse_prefill_fwd", "sparse_decode_fwd")
+OPERATORS = {"sparse_prefill_fwd": 8, "sparse_decode_fwd": 13}
+"""Of vLLM's build, and how many arguments each is called with."""
 FUNCTIONS = ("flash_mla_sparse_fwd", "flash_mla_with_kvcache", "get_mla_metadata")
 
 REQUIREMENTS = {

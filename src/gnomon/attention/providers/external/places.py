@@ -23,7 +23,7 @@ import shutil
 import sys
 import tarfile
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -68,14 +68,16 @@ class Places:
                 return unpacked(archive) / name
         return None
 
-    def operators(self, file: str, namespace: str, needed: Sequence[str]) -> Any | None:
+    def operators(self, file: str, namespace: str, needed: Mapping[str, int]) -> Any | None:
         """``torch.ops.NAMESPACE`` with the operators ``needed``, after loading ``file``.
 
-        None if the file is nowhere and they are not registered already.
+        ``needed``: name -> how many arguments it is called with, all by place: another version of
+        the library may take others. None if the file is nowhere and they are not registered
+        already.
         """
         found = getattr(torch.ops, namespace)
-        if not lacks(found, needed):
-            return found
+        if not lacks(found, list(needed)):
+            return _taking(found, namespace, needed)
         path = self.file(file)
         if path is None:
             return None
@@ -83,12 +85,12 @@ class Places:
             torch.ops.load_library(str(path))  # type: ignore[no-untyped-call]  # torch has no types
         except Exception as error:
             raise UnsupportedError(f"{path} cannot be loaded: {_cause(error)}") from error
-        if lacking := lacks(found, needed):
+        if lacking := lacks(found, list(needed)):
             raise UnsupportedError(
                 f"{path} has no torch operators {namespace}.{', '.join(lacking)}; a build that has "
                 "them is needed"
             )
-        return found
+        return _taking(found, namespace, needed)
 
     def has_module(self, name: str) -> bool:
         """Whether the package ``name`` is anywhere; nothing is imported."""
@@ -156,6 +158,25 @@ def lacks(library: Any, names: Sequence[str]) -> list[str]:
         return held is not None
 
     return [name for name in names if not has(name)]
+
+
+def _taking(operators: Any, namespace: str, needed: Mapping[str, int]) -> Any:
+    """The operators; UnsupportedError if one cannot be called with so many arguments by place."""
+    for name, count in needed.items():
+        operator = getattr(operators, name)
+        schemas = [getattr(operator, overload)._schema for overload in operator.overloads()]
+        if not any(_takes(schema.arguments, count) for schema in schemas):
+            raise UnsupportedError(
+                f"this build's {namespace}.{name} takes other arguments ({schemas[0]}) than the "
+                f"{count} of vLLM 0.25.1's, which the adapter gives; install that version's"
+            )
+    return operators
+
+
+def _takes(arguments: Sequence[Any], count: int) -> bool:
+    by_place = [one for one in arguments if not one.kwarg_only]
+    rest = [*by_place[count:], *(one for one in arguments if one.kwarg_only)]
+    return count <= len(by_place) and all(one.has_default_value() for one in rest)
 
 
 def missing(package: str, url: str, file: str) -> MissingLibraryError:
