@@ -144,13 +144,16 @@ def test_overlapped_steps_give_the_same_tokens(model):
 def test_memory_does_not_grow_after_the_warm_up():
     core = core_on_gpu(256, dtype="bfloat16")
     warm_up(core._parts, lambda *_: None)
+    torch.cuda.synchronize()
+    reserved, calls = torch.cuda.memory_reserved(), device_allocations()
     outputs(core, twenty(3))  # what the sampler and the host's side keep
     torch.cuda.synchronize()
-    reserved, held = torch.cuda.memory_reserved(), torch.cuda.memory_allocated()
+    held = torch.cuda.memory_allocated()
     for salt in range(3):
         outputs(core, [request(f"{salt}-{i}", prompt(n, salt), 9) for i, n in enumerate(LENGTHS)])
     assert torch.cuda.memory_reserved() == reserved
     assert abs(torch.cuda.memory_allocated() - held) < 1 << 20
+    assert device_allocations() == calls
 
 
 def test_sizes_take_turns_while_memory_is_reused():

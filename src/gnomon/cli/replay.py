@@ -3,7 +3,8 @@
 In:  a file made with --record, a provider: its name, or module:attribute of one of your own.
 Out: a table by operator and the first difference, or JSON. Exit code 0 if every call came out as
      recorded, within the tolerance of its operator; 1 if not; 2 for a file that is no recording.
-No model is loaded: a recording holds what its operators need.
+No model is loaded: a recording holds what its operators need. A *-lost.json is another matter
+(replay_lost.py).
 Not here: recording (engine/record.py), the comparison (attention/recording_compare.py).
 """
 
@@ -29,6 +30,7 @@ Examples:
   gnomon generate "The shadow of" --record /tmp/steps --record-steps 2..3
   gnomon replay /tmp/steps/20261129-184512-step-2.safetensors --provider reference
   gnomon replay step.safetensors --provider mykernels.sparse:PROVIDER --json
+  gnomon replay /tmp/steps/20261129-184512-step-7-lost.json --check full
 """
 
 
@@ -40,18 +42,34 @@ def register(app: typer.Typer) -> None:
 def replay(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A recorded step.")],
     provider: Annotated[
-        str, typer.Option(help="Who runs the calls: a name, or module:attribute.")
-    ] = "reference",
-    device: Annotated[str, typer.Option(help="Where they run: cpu, cuda.")] = "cpu",
+        str | None,
+        typer.Option(
+            help="Who runs the calls: a name, or module:attribute; not given: reference, and for a "
+            "lost step whoever ran it."
+        ),
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(help="Where they run: cpu, cuda; not given: cpu, a lost step where it ran."),
+    ] = None,
+    check: Annotated[
+        str | None,
+        typer.Option(help="Of a lost step: checked mode, off, sampled or full (the default)."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Run a recorded step through a provider and say where it differs."""
     from gnomon.attention.recording_file import read_recording
     from gnomon.attention.recording_replay import replay as run
     from gnomon.attention.recording_report import as_json as plain
+    from gnomon.cli.replay_lost import is_lost_step, replay_lost_step
 
+    if is_lost_step(file):
+        raise typer.Exit(replay_lost_step(file, provider, device, check or "full", as_json))
+    if check is not None:
+        raise ConfigError(f"--check is for *-lost.json, and {file} is none. Leave it out.")
     recording = read_recording(file)
-    report = run(recording, _provider(provider), _device(device))
+    report = run(recording, _provider(provider or "reference"), _device(device or "cpu"))
     if as_json:
         print(json.dumps({"file": str(file), **plain(report, recording)}, indent=2))
     else:

@@ -12,14 +12,18 @@ import json
 import logging
 import re
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from gnomon.attention.recording import Recording
 from gnomon.attention.recording_file import SUFFIX, own_folder, write_private, write_recording
 from gnomon.attention.recording_redact import redacted
 from gnomon.engine.config import EngineConfig
+from gnomon.engine.lost_step import SUFFIX as LOST_SUFFIX
+from gnomon.engine.lost_step import facts_of
 from gnomon.engine.schedule_step import StepSchedule
 from gnomon.errors import ConfigError, GnomonError
 
@@ -36,6 +40,7 @@ class RecordRules:
     folder: Path
     steps: range
     is_redacted: bool
+    flags: Mapping[str, Any] = field(default_factory=dict)  # of the engine, as they were given
 
     @classmethod
     def of(cls, config: EngineConfig) -> RecordRules | None:
@@ -48,7 +53,8 @@ class RecordRules:
                 if value not in (False, ON_FAILURE):
                     raise ConfigError(f"{name} is {value!r} but record is not given: name a folder")
             return None
-        return cls(Path(config.record), parse_steps(config.record_steps), config.redact)
+        steps = parse_steps(config.record_steps)
+        return cls(Path(config.record), steps, config.redact, config.given())
 
     def prepare(self) -> None:
         """Make the folder; ConfigError if others may enter it."""
@@ -102,36 +108,23 @@ class StepRecorder:
         logger.warning("step %d is recorded (%s): gnomon replay %s", step_id, kind, path)
         return path
 
-    def keep_facts(self, schedule: StepSchedule, error: str) -> Path | None:
+    def keep_facts(
+        self, schedule: StepSchedule, error: str, origin: Mapping[str, Any]
+    ) -> Path | None:
         """Write what the host knows of a step that took the device with it; its path, or None.
 
-        Caches and weights are gone with the device, so this cannot be replayed: it says which
-        requests, tokens (unless redacted) and pages the step named.
+        ``origin``: versions and the vocabulary's size. See lost_step.py.
         """
-        facts = {
-            "step": schedule.step_id,
-            "error": error,
-            "requests": [
-                {
-                    "request_id": place if self.rules.is_redacted else item.request_id,
-                    "num_computed": item.num_computed,
-                    "num_new_tokens": item.num_new_tokens,
-                    "tokens": None if self.rules.is_redacted else item.tokens[: item.kv_len],
-                    "pages": {
-                        group: pages.tolist()
-                        for group, pages in zip(schedule.groups, item.pages, strict=True)
-                    },
-                }
-                for place, item in enumerate(schedule.items)
-            ],
-        }
-        path = self.rules.folder / f"{self._started}-step-{schedule.step_id}-lost.json"
+        known = {**origin, "flags": dict(self.rules.flags)}
+        facts = facts_of(schedule, error, known, self.rules.is_redacted)
+        path = self.rules.folder / f"{self._started}-step-{schedule.step_id}{LOST_SUFFIX}"
         try:
             write_private(path, json.dumps(facts, indent=1).encode())
         except GnomonError as problem:
             logger.error("step %d could not be written down: %s", schedule.step_id, problem)
             return None
-        logger.error("what is known of step %d is in %s", schedule.step_id, path)
+        words = "" if self.rules.is_redacted else f": gnomon replay {path}"
+        logger.error("what is known of step %d is in %s%s", schedule.step_id, path, words)
         return path
 
     def _path(self, name: str, number: int) -> Path:

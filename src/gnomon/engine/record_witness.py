@@ -105,7 +105,9 @@ class Witness:
     def write_down(self, schedule: StepSchedule, error: BaseException) -> None:
         """Keep what the host knows of a step after an error that took the device with it."""
         if self._recorder is not None:
-            self._recorder.keep_facts(schedule, f"{type(error).__name__}: {error}")
+            vocab_size = self._runner.model.config.vocab_size
+            origin = {**self._subject.origin, "vocab_size": vocab_size}
+            self._recorder.keep_facts(schedule, f"{type(error).__name__}: {error}", origin)
 
     def shadow_stats(self) -> ShadowStats | None:
         """What the shadow has found so far; None if there is none."""

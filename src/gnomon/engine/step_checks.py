@@ -56,8 +56,21 @@ class PagePoison:
 
 
 def is_device_error(error: BaseException) -> bool:
-    """Whether the device is lost with it (illegal access, failed assertion): nothing runs on it."""
-    return isinstance(error, torch.AcceleratorError)
+    """Whether the device is lost with it (illegal access, failed assertion): nothing runs on it.
+
+    Torch says so by the error's class. Triton and other libraries raise plain RuntimeErrors for
+    theirs, so that the device is asked: one that is lost answers with its error ever after.
+    """
+    if isinstance(error, torch.AcceleratorError):
+        return True
+    is_started = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch has no types
+    if not isinstance(error, RuntimeError) or not is_started:
+        return False
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
 
 
 def row_flags(hidden: Tensor, nan_rows: Tensor) -> Tensor:
