@@ -205,7 +205,7 @@ def test_overlapped_steps_give_the_same_tokens(model):
 
 
 def device_allocations() -> tuple[int, int]:
-    """How often torch has asked the device for memory, and given cached memory back to ask again."""
+    """How often torch has asked the device for memory, and given cached memory back to do so."""
     found = torch.cuda.memory_stats()
     return found["num_device_alloc"], found["num_alloc_retries"]
 

@@ -21,6 +21,7 @@ from gnomon.engine.warm_up import warm_up
 from gnomon.models.sources import open_model
 from tests.engine.test_prefill_graphs import batch_of
 from tests.engine.tiny_engine import VOCAB, outputs, prompt, request
+from tests.gpu.test_engine import device_allocations
 
 pytestmark = pytest.mark.gpu
 
