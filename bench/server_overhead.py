@@ -19,8 +19,9 @@ import time
 from gnomon.engine.config import EngineConfig
 from gnomon.engine.sampling_params import SamplingParams
 from gnomon.frontend.async_llm import AsyncLLM
+from gnomon.server.address import bind
 from gnomon.server.app import create_app
-from gnomon.server.serving import DrainingServer, bind
+from gnomon.server.serving import DrainingServer
 from gnomon.server.settings import ServerSettings
 
 PROMPT = "the shadow of the pin " * 3

@@ -21,6 +21,7 @@ from gnomon.text.encodings.base import chat_options
 from gnomon.text.messages import Tool, parse_tools
 
 LONG_TEXT = 20_000  # characters; below, a thread costs more than it saves
+MESSAGE_LENGTH = 200
 Result = TypeVar("Result")
 
 
@@ -104,6 +105,10 @@ async def _off_loop(work: Callable[[], Result], num_characters: int) -> Result:
 
 
 def _length_of(messages: Sequence[Mapping[str, Any]]) -> int:
-    """About how many characters the messages hold: lists of parts count as long."""
+    """About how many characters the messages hold: lists of parts count as long.
+
+    A message counts by itself, because a template may look at all of them for each.
+    """
     contents = [message.get("content") for message in messages]
-    return sum(len(text) if isinstance(text, str) else LONG_TEXT for text in contents if text)
+    lengths = (len(text) if isinstance(text, str) else LONG_TEXT for text in contents if text)
+    return sum(lengths) + MESSAGE_LENGTH * len(messages)

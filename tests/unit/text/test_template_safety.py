@@ -134,6 +134,32 @@ def test_output_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert raised.value.param == "messages"
 
 
+@pytest.mark.parametrize(
+    "work",
+    [
+        "{% for a in t %}{% for b in t %}{% for c in t %}{% for d in t %}{% endfor %}{% endfor %}"
+        "{% endfor %}{% endfor %}",
+        "{% for a in range(99999) if t | length > 9 %}{% for b in range(99999) %}{% endfor %}"
+        "{% endfor %}",
+        "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}"
+        "{{ m([t | length, 100] | min) if t | length > 9 }}",
+        "{{ (t | list * 1000) | map('upper') | map('length') | select('odd') | list | length }}",
+        "{% for a in [1] recursive %}{{ loop([1, 1]) if t | length > 9 and loop.depth < 90 }}"
+        "{% endfor %}",
+    ],
+    ids=["loops", "filtered", "macros", "filters", "recursive"],
+)
+def test_the_time_is_bounded(work: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most of these would go on for years, none is quick; short conversations are written."""
+    monkeypatch.setattr(jinja_sandbox, "MAX_SECONDS", 0.2)
+    encoding = TemplateEncoding(TOKENIZER, "{% set t = messages[0].content %}" + work + "{{ t }}")
+    assert encoding.render([{"role": "user", "content": "x"}]).text.endswith("x")
+    with pytest.raises(RequestError, match=r"more than 0\.2 s") as raised:
+        encoding.render([{"role": "user", "content": "x" * 1000}])
+    assert raised.value.param == "messages"
+    assert encoding.render([{"role": "user", "content": "x"}]).text.endswith("x")
+
+
 def test_text_of_any_planes_survives() -> None:
     text = "\U000f0001\U0010ffff\ue000\U0001f98a é"
     prompt = ENCODINGS["glm"].render([{"role": "user", "content": text}])

@@ -6,14 +6,22 @@ The environment has what transformers gives to a template (trim_blocks, lstrip_b
 continue, tojson without HTML escapes, raise_exception, strftime_now, the generation block) and no
 more. It is Jinja's immutable sandbox: no private attribute, no change of a list or a mapping. The
 output is bounded as it grows, and so is what `*` and `**` can make.
-Not bounded: the time a template takes. It comes with the weights and is trusted as they are.
+The time is bounded too, inside of `time_limit`: a template is honest, but one that looks at all
+messages for each of them takes hours where somebody sends enough. Every round of a loop, every
+call and every item that a filter hands on looks whether there is time left.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
-from collections.abc import Iterable
+import math
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
+from types import GeneratorType
 from typing import Any, NoReturn
 
 import jinja2
@@ -28,7 +36,11 @@ from gnomon.text.encodings.traced import Tracer, plain
 
 MAX_RENDERED_CHARS = 16 * 1024 * 1024
 """A million tokens are about four million characters."""
+MAX_ITEMS = 1024 * 1024
+MAX_SECONDS = 10.0
+"""CPU time of the thread that renders; a conversation of a million tokens takes one or two."""
 _MAX_POWER_BITS = 4096
+_TICKS_PER_LOOK = 64  # at the clock, which costs as much as a round of a loop
 
 
 class TemplateRefusal(Exception):
@@ -45,6 +57,13 @@ class GenerationBlock(jinja2.ext.Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
+class _Time(threading.local):
+    """Of each thread that renders: when its CPU time is over, and what it has counted."""
+
+    end = math.inf
+    ticks = 0
+
+
 class TemplateRoom(ImmutableSandboxedEnvironment):
     """A sandbox for one template and one set of control tokens."""
 
@@ -57,11 +76,58 @@ class TemplateRoom(ImmutableSandboxedEnvironment):
             extensions=[GenerationBlock, jinja2.ext.loopcontrols],
         )
         self._tracer = tracer
+        self._time = _Time()
         self.concat = self._concat  # type: ignore[method-assign]  # Jinja asks the instance
         self.filters["tojson"] = self._tojson
         self.filters["join"] = self._join
+        self.filters = {name: self._watched(one) for name, one in self.filters.items()}
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = _strftime_now
+
+    @contextlib.contextmanager
+    def time_limit(self) -> Iterator[None]:
+        """What this thread renders inside has MAX_SECONDS; SecurityError when they are over."""
+        self._time.end = time.thread_time() + MAX_SECONDS
+        try:
+            yield
+        finally:
+            self._time.end = math.inf
+
+    def tick(self) -> None:
+        """Something that a template can repeat is about to happen."""
+        now = self._time
+        now.ticks += 1
+        if now.ticks % _TICKS_PER_LOOK == 0 and time.thread_time() > now.end:
+            raise SecurityError(f"the chat template takes more than {MAX_SECONDS:g} s")
+
+    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
+        """A call of a macro, a function, a method."""
+        __self.tick()
+        return super().call(__context, __obj, *args, **kwargs)
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> jinja2.nodes.Template:
+        """The syntax tree, with a tick at the head of each loop's body."""
+        tree = super()._parse(source, name, filename)
+        for loop in tree.find_all(jinja2.nodes.For):
+            tick = jinja2.nodes.EnvironmentAttribute("tick")
+            call = jinja2.nodes.ExprStmt(jinja2.nodes.Call(tick, [], [], None, None))
+            loop.body.insert(0, call.set_lineno(loop.lineno).set_environment(self))
+        return tree
+
+    def _watched(self, apply: Callable[..., Any]) -> Callable[..., Any]:
+        """A filter whose items tick as they are handed on, if it hands them on one by one."""
+
+        @functools.wraps(apply)  # with Jinja's own marks, which are attributes
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            found = apply(*args, **kwargs)
+            return self._ticking(found) if isinstance(found, GeneratorType) else found
+
+        return watched
+
+    def _ticking(self, items: Iterable[Any]) -> Iterator[Any]:
+        for item in items:
+            self.tick()
+            yield item
 
     def variables(self, source: str) -> frozenset[str]:
         """The names that a template reads and does not set itself."""
@@ -77,8 +143,9 @@ class TemplateRoom(ImmutableSandboxedEnvironment):
         """`*` and `**`, if the result is of a sensible size."""
         sizes = [len(side) for side in (left, right) if isinstance(side, str | list | tuple)]
         times = [abs(side) for side in (left, right) if isinstance(side, int)]
-        if operator == "*" and sizes and times and sizes[0] * times[0] > MAX_RENDERED_CHARS:
-            raise SecurityError(f"the template repeats a text {times[0]} times")
+        most = MAX_RENDERED_CHARS if isinstance(left, str) or isinstance(right, str) else MAX_ITEMS
+        if operator == "*" and sizes and times and sizes[0] * times[0] > most:
+            raise SecurityError(f"the template repeats a text or a list {times[0]} times")
         if operator == "**" and len(times) == 2 and right * left.bit_length() > _MAX_POWER_BITS:
             raise SecurityError(f"the template computes {left} ** {right}")
         return super().call_binop(context, operator, left, right)

@@ -111,7 +111,8 @@ class TemplateEncoding:
 
     def _run(self, variables: Mapping[str, Any]) -> str:
         defaults = {"tools": None, "documents": None, "add_generation_prompt": True}
-        return self._template.render({**self._fixed, **defaults, **variables})
+        with self._room.time_limit():
+            return self._template.render({**self._fixed, **defaults, **variables})
 
     def _option_variables(self, options: ChatOptions) -> dict[str, Any]:
         variables = dict(self._tracer.of_user(dict(options.template_kwargs)))
