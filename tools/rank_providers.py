@@ -20,7 +20,7 @@ from gnomon.attention.providers.ranking import Measured, table_of
 
 LAYOUTS = {"sparse_mla": {"bf16": "bf16_576", "fp8": "fp8_ds_mla_656"}}
 BY_INDEX_LAYOUT = ("index_scores", "index_scores_paged")
-PHASES = {"index_scores_paged": "decode", "index_scores": "prefill", "dense_mha": "prefill"}
+PHASES = {"index_scores": "prefill", "dense_mha": "prefill"}
 
 
 def rows_of(cells: list[Mapping[str, Any]]) -> Iterator[dict[str, object]]:

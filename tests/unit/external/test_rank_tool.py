@@ -38,6 +38,7 @@ def test_cells_become_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     found = [line.removeprefix("Measured(").removesuffix("),") for line in lines]
     assert found == [
         '"index_scores_paged", "decode", "index_k_132", 64, ("deepgemm", "triton"), _H200',
+        '"index_scores_paged", "prefill", "index_k_132", 64, ("deepgemm", "triton"), _H200',
         '"rms_norm", "decode", None, 1, ("triton", "torch"), _H200',
         '"rms_norm", "prefill", None, 1, ("triton", "torch"), _H200',
         f'{FP8}, ("triton", "flashmla"), _H200, num_rows=1',

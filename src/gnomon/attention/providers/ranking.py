@@ -76,6 +76,8 @@ MEASURED: tuple[Measured, ...] = (
     Measured("dense_mha", "prefill", None, 128, ("triton", "fa3"), _MANY, num_rows=1024),
     Measured("dense_mha", "prefill", None, 128, ("fa3", "triton"), _H200, num_rows=4096),
     Measured("index_scores", "prefill", _INDEX, 64, ("deepgemm", "triton"), _H200),
+    # Also in prefill: rows of requests that bring few, beside long prompts.
+    Measured("index_scores_paged", "prefill", _INDEX, 64, ("triton", "deepgemm"), _H200),
     Measured("index_scores_paged", "decode", _INDEX, 64, ("triton", "deepgemm"), _H200),
     Measured("linear_fp8", "prefill", None, 1, ("triton", "deepgemm"), _COMPILED, num_rows=1024),
     Measured("linear_fp8", "prefill", None, 1, ("deepgemm", "triton"), _PRODUCTS, num_rows=4095),
