@@ -149,8 +149,7 @@ def of_whole(answer: dict[str, Any]) -> dict[int, dict[str, Any]]:
     stop=st.sampled_from([None, "a", " b", "é", "ba", "🦊"]),
     logprobs=st.sampled_from([None, 0, 2]),
     is_chat=st.booleans(),
-    min_tokens=st.integers(0, 3),
-    interval=st.integers(1, 4),
+    least=st.tuples(st.integers(0, 3), st.integers(1, 4)),
 )
 @settings(max_examples=60)
 def test_bundled_events_are_the_whole_answer(
@@ -160,9 +159,9 @@ def test_bundled_events_are_the_whole_answer(
     stop: str | None,
     logprobs: int | None,
     is_chat: bool,
-    min_tokens: int,
-    interval: int,
+    least: tuple[int, int],
 ) -> None:
+    min_tokens, interval = least
     body: dict[str, Any] = {
         "n": choices,
         "max_tokens": max(len(ids), min_tokens),
