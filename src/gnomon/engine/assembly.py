@@ -30,6 +30,7 @@ from gnomon.cache.tensors import CacheTensors
 from gnomon.engine.batch import BatchBuilder, BatchRules
 from gnomon.engine.captures import Kind, capture_steps
 from gnomon.engine.config import EngineConfig
+from gnomon.engine.device_probe import probe_driver
 from gnomon.engine.graphs import Recorder
 from gnomon.engine.info import engine_info
 from gnomon.engine.machine import Machine, probe_machine, shortcomings
@@ -107,8 +108,9 @@ def survey(config: EngineConfig, default_vocab_size: int | None = None) -> Surve
         default_seed=config.seed,
     )
     model = source.config
-    machine = probe_machine(config.device)
-    for lack in shortcomings(machine):
+    probed = probe_driver(config, probe_machine(config.device))
+    machine = probed.machine
+    for lack in (*shortcomings(machine), *probed.words()):
         logger.warning("%s", lack)
     resolved = resolve(config, model, machine, _weight_bytes(model, config, machine))
     need = OpNeed(
@@ -123,7 +125,8 @@ def survey(config: EngineConfig, default_vocab_size: int | None = None) -> Surve
     )
     outside = external_providers(config.provider_path)
     providers = (*builtin_providers(), *absent_providers(), *outside)
-    has_graphs = machine.device == "cuda" and not config.enforce_eager
+    is_eager = config.enforce_eager or bool(probed.no_graphs)
+    has_graphs = machine.device == "cuda" and not is_eager
     bound = bind_phases(config, need, providers, has_graphs, resolved.has_fp8)
     return Survey(
         source,
