@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 from gnomon.errors import ConfigError, GnomonError
 
 TIMEOUT_S = 600.0  # without a byte
-LAST_CHUNK = b"0\r\n\r\n"
+LAST_CHUNK = b"\r\n0\r\n\r\n"
 TICK_S = 0.02
 WINDOW_S = 0.25
 BUSY_SHARE = 0.8
@@ -100,7 +100,7 @@ class Receiver(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Keep it, with its time."""
         self.pieces.append((time.perf_counter(), data))
-        if data.endswith(LAST_CHUNK):
+        if data.endswith(LAST_CHUNK) or data == LAST_CHUNK[2:]:
             assert self._transport is not None
             self._transport.close()
 
@@ -134,6 +134,7 @@ class StreamClient:
         if parts.scheme not in ("http", "https") or parts.hostname is None:
             raise ConfigError(f"url is {url!r}: give it as http://host:port.")
         self._is_secure = parts.scheme == "https"
+        self._ssl = ssl.create_default_context() if self._is_secure else None
         self._host = parts.hostname
         self._port = parts.port or (443 if self._is_secure else 80)
         self._base = parts.path.rstrip("/").removesuffix("/v1")
@@ -180,10 +181,7 @@ class StreamClient:
         """Send a request and take its answer; OSError (TimeoutError) if it is lost."""
         loop = asyncio.get_running_loop()
         _, receiver = await loop.create_connection(
-            lambda: Receiver(request),
-            self._host,
-            self._port,
-            ssl=ssl.create_default_context() if self._is_secure else None,
+            lambda: Receiver(request), self._host, self._port, ssl=self._ssl
         )
         await receiver.wait()
         return receiver.pieces
