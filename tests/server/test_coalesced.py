@@ -245,3 +245,31 @@ def test_only_who_sees_tokens_come_or_waits_for_a_stop_string_is_told_at_once() 
     for extra in ({"stream": True}, {"stop": ["x"]}, {"stop": ["x"], "stream": True}, {}):
         post(engine, "/v1/completions", {"prompt": [5], "max_tokens": 3, **extra}, 4)
     assert engine.intervals == [4, 1, 1, 16]
+
+
+def test_what_came_together_is_sent_together() -> None:
+    """Two choices in bundles of both: as many bodies as bundles, beside [DONE] and the end."""
+    sent: list[bytes] = []
+    body = json.dumps({"prompt": [5], "n": 2, "max_tokens": 3, "stream": True}).encode()
+
+    async def run() -> None:
+        asked = asyncio.Event()
+
+        async def receive() -> dict[str, Any]:
+            if asked.is_set():
+                await asyncio.Event().wait()
+            asked.set()
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        async def send(message: Any) -> None:
+            if message["type"] == "http.response.body":
+                sent.append(message["body"])
+
+        scope = {
+            "type": "http", "method": "POST", "path": "/v1/completions", "query_string": b"",
+            "headers": [(b"content-type", b"application/json")],
+        }  # fmt: skip
+        await create_app(ScriptedEngine([5, 6, 7], [2]))(scope, receive, send)
+
+    asyncio.run(run())
+    assert [one.count(b"data: {") for one in sent] == [2, 2, 2, 0, 0]
