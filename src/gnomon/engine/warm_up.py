@@ -6,7 +6,8 @@ Out: nothing but time that no request will pay: every kernel of prefill, mixed a
      pages that nobody has yet, and whoever gets a page writes an entry before it reads it.
 The usual shapes run eagerly, as they do where somebody listens or checks, and in graphs where
 graphs take them. A ladder of others, which differ by what is compiled, runs one layer of each kind
-(models/layer_kinds.py) and nothing that is captured. All of it is run dry before, to compile ahead.
+(models/layer_kinds.py) and nothing that is captured. An engine that checks or records runs all of
+them eagerly too, and operator by operator. All of it is run dry before, to compile ahead.
 Not here: captured parts (their capture is their warm-up), the forms of sampling
 (warm_up_sampling.py).
 """
@@ -23,6 +24,7 @@ import torch
 from torch import Tensor
 
 from gnomon.attention.geometry import RowTensor, build_geometry
+from gnomon.attention.ops.operators import Operators
 from gnomon.attention.plan import plan_step
 from gnomon.attention.transforms import pad_rows
 from gnomon.engine.batch import Batch, BatchRules, PromptRows
@@ -99,13 +101,16 @@ def warm_up(parts: Parts, progress: Callable[[str, int, int], None]) -> None:
     batches = [_batch(rules, work, parts.scheduler.pages.groups) for work in works]
     batches[0] = _scored(batches[0])
     few = parts.runner.rehearsing()
+    is_watched = parts.checker is not None or parts.witness is not None
     is_gpu = rules.device.type == "cuda"
     before = torch.cuda.memory_allocated() if is_gpu else 0
 
     def run_all(whole: Runner, tell: Callable[[str, int, int], None]) -> None:
         for done, batch in enumerate(batches, start=1):
             is_whole = done <= num_whole
-            logits = _run(whole if is_whole else few, batch, is_whole)
+            logits = _run(whole if is_whole else few, batch, is_whole or is_watched)
+            if is_watched:
+                logits = few.run(batch, ops=_parts_of(few.operators(batch.plan))).logits
             tell("warm-up", done, len(batches))
         warm_up_sampling(logits[:1], limits.max_num_seqs)
 
@@ -134,6 +139,11 @@ def _run(runner: Runner, batch: Batch, both_ways: bool) -> Tensor:
     if both_ways and runner.captures(batch):
         logits = runner.run(batch, ops=runner.operators(batch.plan), is_checked=False).logits
     return logits
+
+
+def _parts_of(ops: Operators) -> Operators:
+    """Operators that fuse nothing: whoever checks or records a step looks at each of them."""
+    return Operators(ops.kernels, ops.providers, products=ops.products)
 
 
 def _scored(batch: Batch) -> Batch:

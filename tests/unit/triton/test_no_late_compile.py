@@ -129,6 +129,28 @@ def test_no_step_launches_what_the_warm_up_did_not(family: str) -> None:
 
 
 @pytest.mark.usefixtures("as_on_an_h200")
+def test_neither_do_steps_of_an_engine_that_checks_some() -> None:
+    """Those run eagerly, and operator by operator where they are looked at."""
+    chance, late = random.Random(3), {}
+    with watching() as seen:
+        parts = engine("deepseek_v32", check="sampled")
+        warm_up(parts, lambda *_: None)
+    limits, groups, checker = parts.scheduler.config, parts.scheduler.pages.groups, parts.checker
+    assert checker is not None
+    for _ in range(NUM_STEPS):
+        work = random_step(chance, limits.max_num_batched_tokens, limits.max_model_len)
+        batch = _batch(parts.builder.rules, work, groups)
+        usual = parts.runner.operators(batch.plan)
+        looked_at = checker._checking(usual)
+        looked_at._inspector.begin_step(batch.plan, batch.request_ids, frozenset())  # at no layer
+        with watching() as launched:
+            for ops in (usual, looked_at):
+                parts.runner.run(batch, ops=ops, is_checked=False)
+        late |= dict.fromkeys(launched.keys() - seen.keys(), work)
+    assert not late, "\n".join(f"{key} of {work}" for key, work in late.items())
+
+
+@pytest.mark.usefixtures("as_on_an_h200")
 def test_it_would_notice() -> None:
     with watching() as seen:
         parts = engine("deepseek_v32")
