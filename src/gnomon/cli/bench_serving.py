@@ -6,16 +6,14 @@ Not here: the measurements (gnomon.bench).
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gnomon.bench.serve import ServeSettings
 from gnomon.cli.flags import with_flags
-from gnomon.errors import ConfigError
 
 if TYPE_CHECKING:
     from gnomon.bench.serve import ServeResult
@@ -29,11 +27,14 @@ Examples:
 STARTUP_EXAMPLES = """\b
 Examples:
   gnomon bench startup
-  gnomon bench startup -- random:h128 --max-model-len 32768
+  gnomon bench startup --json startup.json --picture startup.png -- random:h128 --kv-layout fp8
 """
 
 JsonFile = Annotated[
     Path | None, typer.Option("--json", metavar="FILE", help="Write everything measured here.")
+]
+Picture = Annotated[
+    Path | None, typer.Option(metavar="FILE.png", help="Draw the times (needs matplotlib).")
 ]
 
 
@@ -52,9 +53,7 @@ def serve(
         str | None, typer.Option(envvar="GNOMON_API_KEY", help="The server's key.")
     ] = None,
     json_file: JsonFile = None,
-    picture: Annotated[
-        Path | None, typer.Option(metavar="FILE.png", help="Draw the latencies (matplotlib).")
-    ] = None,
+    picture: Picture = None,
     *,
     settings: ServeSettings,
 ) -> None:
@@ -64,8 +63,11 @@ def serve(
     from rich.progress import Progress
 
     from gnomon.bench.machine import describe_run
+    from gnomon.bench.result_files import require_result_files, write_json
     from gnomon.bench.serve import bench_serve
+    from gnomon.bench.serving_pictures import draw_serve
 
+    require_result_files(json_file, picture)
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("requests", total=settings.num_requests)
         result = bench_serve(
@@ -83,9 +85,9 @@ def serve(
             "client": asdict(result.client),
             "answers": [asdict(answer) for answer in result.answers],
         }
-        json_file.write_text(json.dumps(whole, indent=1) + "\n")
+        write_json(json_file, whole)
     if picture is not None:
-        _draw(result, picture)
+        draw_serve(result, picture)
     if not result.good:
         raise typer.Exit(1)
 
@@ -95,25 +97,31 @@ def startup(
         list[str] | None, typer.Argument(help="Arguments of gnomon serve, behind --.")
     ] = None,
     json_file: JsonFile = None,
+    picture: Picture = None,
 ) -> None:
     """Seconds until a server is healthy and has answered, with cold and with warm kernel caches."""
     import torch
 
     from gnomon.bench.machine import describe_run
+    from gnomon.bench.result_files import require_result_files, write_json
+    from gnomon.bench.serving_pictures import draw_startup
     from gnomon.bench.startup import bench_startup
 
-    place = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    require_result_files(json_file, picture)
+    run = describe_run(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     typer.echo(f"{'caches':<8} {'healthy s':>10} {'first answer s':>15}")
     times = []
     for taken in bench_startup(arguments or []):
-        times.append(asdict(taken))
+        times.append(taken)
         typer.echo(f"{taken.kind:<8} {taken.healthy_s:>10.1f} {taken.first_answer_s:>15.1f}")
         if taken.stages:
             done = ", ".join(f"{name} at {seconds:.1f} s" for name, seconds in taken.stages)
             typer.echo(f"         of the loading: {done}")
-    if json_file is not None:
-        whole = {"run": describe_run(place), "startup": times}
-        json_file.write_text(json.dumps(whole, indent=1) + "\n")
+        if json_file is not None:
+            write_json(json_file, {"run": run, "startup": [asdict(one) for one in times]})
+    if picture is not None:
+        words = " ".join(["gnomon serve", *(arguments or [])])
+        draw_startup(times, picture, f"{words}, {run['machine']}")
 
 
 def _lines(result: ServeResult) -> list[str]:
@@ -133,28 +141,3 @@ def _lines(result: ServeResult) -> list[str]:
         lines.append("the client itself was the bottleneck: times and rates are partly its own")
     lines += [f"failed: {answer.error}" for answer in failed[:3]]
     return lines
-
-
-def _draw(result: ServeResult, path: Path) -> None:
-    """Shares of requests below each time, for the first token and per token."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ConfigError(
-            "a picture needs matplotlib, which is not installed: pip install 'gnomon[plot]', or "
-            "leave --picture out."
-        ) from None
-    figure = Figure(figsize=(9, 3.5))
-    panels: Any = figure.subplots(1, 2, sharey=True)
-    series = (
-        ("time to first token, ms", [answer.ttft_ms for answer in result.good]),
-        ("time per token, ms", [answer.tpot_ms for answer in result.good]),
-    )
-    for axes, (label, values) in zip(panels, series, strict=True):
-        count = len(values)
-        axes.step(sorted(values), [(place + 1) / count for place in range(count)], where="post")
-        axes.set_xlabel(label)
-        axes.set_ylim(0, 1)
-        axes.grid(alpha=0.3)
-    panels[0].set_ylabel("share of requests")
-    figure.savefig(path, dpi=150, bbox_inches="tight")

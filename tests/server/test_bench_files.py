@@ -1,0 +1,38 @@
+"""Files of `gnomon bench serve` and `startup`: checked before the work, drawn after it."""
+
+from __future__ import annotations
+
+from typer.testing import CliRunner
+
+from gnomon.bench.serve import Answer, ServeResult, ServeSettings
+from gnomon.bench.serving_pictures import draw_serve, draw_startup
+from gnomon.bench.startup import StartupTime
+from gnomon.cli.main import build_app
+from gnomon.errors import ConfigError
+
+
+def test_files_are_checked_before_anybody_is_asked(tmp_path) -> None:
+    """No server listens there and none is started: the answer is about the file."""
+    for command in (["serve", "--url", "http://127.0.0.1:9"], ["startup"]):
+        result = CliRunner().invoke(build_app(), ["bench", *command, "--picture", "x.xyz"])
+        assert isinstance(result.exception, ConfigError)
+        assert "has to end with one of .png" in str(result.exception)
+        result = CliRunner().invoke(build_app(), ["bench", *command, "--json", str(tmp_path)])
+        assert "it is a folder" in str(result.exception)
+
+
+def test_a_start_is_drawn_with_its_stages(tmp_path) -> None:
+    times = [
+        StartupTime("cold", 40.0, 41.0, (("weights", 5.0), ("graphs", 30.0))),
+        StartupTime("warm", 14.0, 14.5),
+    ]
+    draw_startup(times, tmp_path / "s.svg", "random:h128")
+    drawn = (tmp_path / "s.svg").read_text()
+    for word in ("cold", "warm", "weights", "graphs", "random:h128"):
+        assert f"<!-- {word}" in drawn
+
+
+def test_a_run_without_answers_is_drawn_too(tmp_path) -> None:
+    result = ServeResult(ServeSettings(), (Answer(0.0, error="HTTP 500"),), 2.0)
+    draw_serve(result, tmp_path / "none.png")
+    assert (tmp_path / "none.png").stat().st_size > 1000
