@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import http.server
 import json
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -68,8 +70,36 @@ def test_no_server_and_no_url_are_told_apart() -> None:
     settings = ServeSettings(num_requests=1)
     with pytest.raises(GnomonError, match="is a server running there"):
         bench_serve("http://127.0.0.1:9", "", settings)
-    with pytest.raises(ConfigError, match="http://host:port"):
-        bench_serve("ftp://x", "", settings)
+    for url in ("ftp://x", "http://localhost:99999", "http://localhost:abc"):
+        with pytest.raises(ConfigError, match="http://host:port"):
+            bench_serve(url, "", settings)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "why"),
+    [
+        (401, b'{"error": "no key"}', r"HTTP 401: .*no key.*--api-key"),
+        (200, b"<html>", "JSONDecodeError"),
+        (200, b'{"data": []}', "IndexError"),
+    ],
+)
+def test_a_server_that_names_no_model_is_told_why(status: int, body: bytes, why: str) -> None:
+    class Answering(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Answering) as answering:
+        thread = threading.Thread(target=answering.handle_request)
+        thread.start()
+        url = f"http://127.0.0.1:{answering.server_port}"
+        with pytest.raises(GnomonError, match=why):
+            bench_serve(url, "", ServeSettings(num_requests=1))
+        thread.join()
 
 
 def test_the_command_writes_table_json_and_picture(server, tmp_path) -> None:
@@ -110,7 +140,7 @@ def pieces(lines: list[bytes], size: int = 0) -> list[tuple[float, bytes]]:
 @pytest.mark.parametrize("size", [1, 7, 50, 1000])
 def test_an_event_has_arrived_with_the_piece_that_completes_it(size: int) -> None:
     lines = [b'data: {"n": %d, "pad": "%s"}' % (n, b"x" * n) for n in range(30)]
-    cut = pieces(lines, size)
+    cut = pieces([*lines, b"data: [DONE]"], size)
     whole = b"".join(data for _, data in cut)
     found = list(read_events(cut))
     assert [event["n"] for _, event in found] == list(range(30))
@@ -122,7 +152,7 @@ def test_an_event_has_arrived_with_the_piece_that_completes_it(size: int) -> Non
 def test_tokens_that_come_together_count_each() -> None:
     lines = [b'data: {"choices": [{"text": "a", "token_ids": [%s]}]}' % ids
              for ids in (b"1,2", b"3", b"4,5,6")]  # fmt: skip
-    cut = pieces(lines)
+    cut = pieces([*lines, b"data: [DONE]"])
     head, first = cut[0][1].split(b"\r\n\r\n", 1)
     parts = [head + b"\r\n\r\n", *(part + b"\n\n" for part in first.split(b"\n\n"))]
     answer = answer_of(Taken(0.0, [(float(at), part) for at, part in enumerate(parts)]), 0.0)
@@ -137,6 +167,8 @@ def test_tokens_that_come_together_count_each() -> None:
     [
         (b"HTTP/1.1 503 Down\r\nContent-Length: 4\r\n\r\nsoon", "HTTP 503: soon"),
         (b'HTTP/1.0 200 OK\r\n\r\ndata: {"error": "no luck"}\n\n', "no luck"),
+        (b'HTTP/1.0 200 OK\r\n\r\ndata: {"n": 1}\n\n', "broke off after 1 events"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n9\r\ndata", "IncompleteRead"),
         (b"nonsense", "BadStatusLine"),
         (b"", "RemoteDisconnected"),
     ],

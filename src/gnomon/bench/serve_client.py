@@ -131,12 +131,16 @@ class StreamClient:
 
     def __init__(self, url: str, model: str, api_key: str | None) -> None:
         parts = urlsplit(url if "://" in url else f"http://{url}")
+        try:
+            port = parts.port
+        except ValueError as error:
+            raise ConfigError(f"url is {url!r}: {error}; give it as http://host:port.") from None
         if parts.scheme not in ("http", "https") or parts.hostname is None:
             raise ConfigError(f"url is {url!r}: give it as http://host:port.")
         self._is_secure = parts.scheme == "https"
         self._ssl = ssl.create_default_context() if self._is_secure else None
         self._host = parts.hostname
-        self._port = parts.port or (443 if self._is_secure else 80)
+        self._port = port or (443 if self._is_secure else 80)
         self._base = parts.path.rstrip("/").removesuffix("/v1")
         self._headers = {"Content-Type": "application/json"}
         if api_key:
@@ -150,11 +154,19 @@ class StreamClient:
         connection = kind(self._host, self._port, timeout=TIMEOUT_S)
         try:
             connection.request("GET", f"{self._base}/v1/models", headers=self._headers)
-            return str(json.loads(connection.getresponse().read())["data"][0]["id"])
+            response = connection.getresponse()
+            body = response.read()
+            if response.status != 200:
+                raise GnomonError(
+                    f"{self._host}:{self._port} does not name its models (HTTP {response.status}: "
+                    f"{_shown(body)}); give the server's key with --api-key if it wants one, or "
+                    "--served-model."
+                )
+            return str(json.loads(body)["data"][0]["id"])
         except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError) as error:
             raise GnomonError(
-                f"{self._host}:{self._port} does not name its models ({error}); is a server "
-                "running there? If so, give --served-model."
+                f"{self._host}:{self._port} does not name its models ({type(error).__name__}: "
+                f"{error}); is a server running there? If so, give --served-model."
             ) from None
         finally:
             connection.close()
@@ -220,20 +232,31 @@ class _Socket:
 
 
 def read_events(pieces: Pieces) -> Iterator[tuple[float, dict[str, Any]]]:
-    """(arrival, JSON) of each event of an answer. ValueError if it is none, or holds an error."""
+    """(arrival, JSON) of each event of an answer.
+
+    ValueError if it is no answer, holds an error or breaks off before its [DONE].
+    """
     replay = _Replay(pieces)
     response = http.client.HTTPResponse(cast(socket.socket, _Socket(replay)))
     try:
         response.begin()
         if response.status != 200:
-            text = response.read(500).decode(errors="replace")
-            raise ValueError(f"HTTP {response.status}: {text}")
+            raise ValueError(f"HTTP {response.status}: {_shown(response.read(500))}")
+        num_events = 0
         for line in response:
-            if not line.startswith(b"data: ") or line.strip() == b"data: [DONE]":
+            if line.strip() == b"data: [DONE]":
+                return
+            if not line.startswith(b"data: "):
                 continue
             event: dict[str, Any] = json.loads(line[6:])
             if "error" in event:
                 raise ValueError(str(event["error"])[:300])
+            num_events += 1
             yield replay.arrived, event
+        raise ValueError(f"the stream broke off after {num_events} events, before [DONE]")
     except http.client.HTTPException as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error
+
+
+def _shown(body: bytes) -> str:
+    return body[:500].decode(errors="replace")
