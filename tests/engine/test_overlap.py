@@ -12,12 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gnomon.engine.assembly import survey
+from gnomon.engine.config import EngineConfig
 from gnomon.engine.core import EngineCore
 from gnomon.engine.messages import OutputDelta
 from gnomon.engine.runner import Taps
+from gnomon.errors import ConfigError
 from tests.engine.graph_engine import graph_core
 from tests.engine.test_graphs import mixed_requests
-from tests.engine.tiny_engine import outputs, prompt, request, run, tokens
+from tests.engine.tiny_engine import MODEL, outputs, prompt, request, run, tokens
 
 
 def both(requests: list, **flags: Any) -> tuple[dict, dict]:
@@ -201,3 +204,16 @@ def test_any_mix_gives_the_same_tokens(kinds, max_num_batched_tokens, enable_pre
     }
     cores: list[EngineCore] = [graph_core(overlap=mode, **flags) for mode in ("on", "off")]
     assert outputs(cores[0], requests) == outputs(cores[1], requests)
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        ({"record": "x"}, "with record each"),
+        ({"shadow": 0.5, "check": "full"}, "with shadow and check each"),
+    ],
+)
+def test_overlap_that_could_only_be_ignored_is_refused_before_weights(flags, named):
+    with pytest.raises(ConfigError, match=f"overlap is 'on', but {named}"):
+        survey(EngineConfig.of(model=MODEL, overlap="on", **flags))
+    survey(EngineConfig.of(model=MODEL, overlap="auto", **flags))

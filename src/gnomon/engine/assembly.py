@@ -50,6 +50,7 @@ from gnomon.engine.step_rules import (
     graph_rules,
     overlaps,
     prefill_graph_rules,
+    require_overlap,
     scheduler_config,
     with_overrides,
 )
@@ -113,6 +114,7 @@ def survey(config: EngineConfig, default_vocab_size: int | None = None) -> Surve
     for lack in (*shortcomings(machine), *probed.words()):
         logger.warning("%s", lack)
     resolved = resolve(config, model, machine, _weight_bytes(model, config, machine))
+    require_overlap(resolved)
     need = OpNeed(
         device=machine.device,
         dtype=resolved.dtype,
@@ -216,7 +218,7 @@ def put_together(
         info=info,
         checker=checker,
         witness=_witness(found, loaded, runner, cache),
-        overlaps=overlaps(resolved, found.recording is not None),
+        overlaps=overlaps(resolved),
     )
 
 

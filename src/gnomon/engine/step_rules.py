@@ -21,6 +21,7 @@ from gnomon.engine.graphs import GraphRules
 from gnomon.engine.memory_plan import GPU_BUDGET
 from gnomon.engine.resolve import ResolvedConfig
 from gnomon.engine.schedule_config import SchedulerConfig
+from gnomon.errors import ConfigError
 
 FIXED_ROW_MULTIPLE = 16  # see batch.py
 MIN_DENSE_ROWS = 256  # on a GPU: six launches a layer and request, against none
@@ -97,13 +98,34 @@ def scheduler_config(resolved: ResolvedConfig) -> SchedulerConfig:
     )
 
 
-def overlaps(resolved: ResolvedConfig, is_recorded: bool) -> bool:
+def overlaps(resolved: ResolvedConfig) -> bool:
     """Whether steps overlap: by the flag, and not where each step is looked at before the next."""
     config = resolved.given
-    is_watched = is_recorded or config.shadow > 0 or resolved.check is not CheckLevel.OFF
     is_wished = config.overlap == "on"
     is_wished |= config.overlap == "auto" and resolved.device.type == "cuda"
-    return is_wished and not is_watched
+    return is_wished and not _watchers(resolved)
+
+
+def require_overlap(resolved: ResolvedConfig) -> None:
+    """ConfigError, before weights are read, if steps shall overlap and cannot."""
+    watchers = _watchers(resolved)
+    if resolved.given.overlap == "on" and watchers:
+        names = " and ".join(watchers)
+        raise ConfigError(
+            f"overlap is 'on', but with {names} each step is looked at before the next one begins. "
+            f"Leave overlap out, or {names}."
+        )
+
+
+def _watchers(resolved: ResolvedConfig) -> list[str]:
+    """The flags that look at every step, or at some, before the next one begins."""
+    config = resolved.given
+    claims = {
+        "record": config.record is not None,
+        "shadow": config.shadow > 0,
+        "check": resolved.check is not CheckLevel.OFF,
+    }
+    return [name for name, is_on in claims.items() if is_on]
 
 
 def capabilities_of(choices: Sequence[Choice]) -> Capabilities:
