@@ -123,30 +123,34 @@ def joined(deltas: Sequence[OutputDelta]) -> Sequence[OutputDelta]:
     """
     if len(deltas) < 2:
         return deltas
-    made: dict[str, OutputDelta] = {}
-    faults = [delta for delta in deltas if delta.finish_reason == "error"]
+    parts: dict[str, list[OutputDelta]] = {}
+    faults = []
     for delta in deltas:
-        if delta.finish_reason != "error":
-            before = made.get(delta.request_id)
-            made[delta.request_id] = delta if before is None else _extended(before, delta)
-    return [*made.values(), *faults]
+        if delta.finish_reason == "error":
+            faults.append(delta)
+        else:
+            parts.setdefault(delta.request_id, []).append(delta)
+    return [*(of[0] if len(of) == 1 else _one_of(of) for of in parts.values()), *faults]
 
 
-def _extended(first: OutputDelta, then: OutputDelta) -> OutputDelta:
+def _one_of(deltas: Sequence[OutputDelta]) -> OutputDelta:
+    """What came to one request as one delta."""
+    first, last = deltas[0], deltas[-1]
     logprobs = None
-    if first.logprobs is not None or then.logprobs is not None:
-        logprobs = [*(first.logprobs or ()), *(then.logprobs or ())]
+    if any(delta.logprobs is not None for delta in deltas):
+        logprobs = [score for delta in deltas for score in delta.logprobs or ()]
+    prompts = (delta.prompt_logprobs for delta in deltas if delta.prompt_logprobs is not None)
     return OutputDelta(
         request_id=first.request_id,
-        token_ids=first.token_ids + then.token_ids,
+        token_ids=[token_id for delta in deltas for token_id in delta.token_ids],
         logprobs=logprobs,
-        finish_reason=then.finish_reason,
-        stop_reason=then.stop_reason,
-        num_cached_tokens=then.num_cached_tokens,
-        num_prompt_tokens=then.num_prompt_tokens,
-        error=then.error,
-        prompt_logprobs=first.prompt_logprobs or then.prompt_logprobs,
-        queue_s=first.queue_s or then.queue_s,
+        finish_reason=last.finish_reason,
+        stop_reason=last.stop_reason,
+        num_cached_tokens=last.num_cached_tokens,
+        num_prompt_tokens=last.num_prompt_tokens,
+        error=last.error,
+        prompt_logprobs=next(prompts, None),
+        queue_s=sum(delta.queue_s for delta in deltas),
     )
 
 
