@@ -5,8 +5,10 @@ from __future__ import annotations
 from typer.testing import CliRunner
 
 from gnomon.bench.serve import Answer, ServeResult, ServeSettings
+from gnomon.bench.serve_client import ClientLoad
 from gnomon.bench.serving_pictures import draw_serve, draw_startup
 from gnomon.bench.startup import StartupTime
+from gnomon.cli.bench_serving import _lines
 from gnomon.cli.main import build_app
 from gnomon.errors import ConfigError
 
@@ -36,3 +38,11 @@ def test_a_run_without_answers_is_drawn_too(tmp_path) -> None:
     result = ServeResult(ServeSettings(), (Answer(0.0, error="HTTP 500"),), 2.0)
     draw_serve(result, tmp_path / "none.png")
     assert (tmp_path / "none.png").stat().st_size > 1000
+
+
+def test_nobody_is_called_a_bottleneck_where_nothing_was_answered() -> None:
+    busy = ClientLoad(0.9, 0.95, 0.0)
+    good = Answer(0.0, (0.1, 0.2), 2)
+    for answers, is_said in (((Answer(0.0, error="HTTP 500"),), False), ((good,), True)):
+        result = ServeResult(ServeSettings(), answers, 2.0, busy)
+        assert any("bottleneck" in line for line in _lines(result)) is is_said

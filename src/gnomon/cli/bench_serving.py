@@ -137,7 +137,7 @@ def _lines(result: ServeResult) -> list[str]:
         f"client: busy {load.cpu_share:.0%} of the time, {load.busiest_share:.0%} in its busiest "
         f"quarter second; looked {load.late_ms:.1f} ms late (p99)"
     )
-    if load.is_bottleneck:
+    if load.is_bottleneck and result.good:
         lines.append("the client itself was the bottleneck: times and rates are partly its own")
     lines += [f"failed: {answer.error}" for answer in failed[:3]]
     return lines
