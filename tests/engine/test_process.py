@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -172,20 +173,24 @@ def test_aborted_requests_end_there_and_here(start):
 @pytest.mark.parametrize(
     ("wish", "reason"),
     [
-        (core.KILL, "killed by signal 9"),
-        (core.RAISE, "ValueError: a step raised on purpose"),
-        (core.FREEZE, "no sign of life"),
+        (core.KILL, r"killed by signal 9 .*step \d+ was the last"),
+        (core.RAISE, "ValueError: a step raised on purpose; in step 41"),
+        (core.FREEZE, r"no sign of life .*step \d+ was the last"),
     ],
 )
 def test_death_is_seen_and_fails_what_runs(start, wish, reason):
     process = start()
 
     async def scenario(client):
-        streams = [client.submit([ask("mate", core.SLOW, 10_000)]), client.submit([ask("x", wish)])]
+        streams = [client.submit([ask("mate", core.SLOW, 10_000)])]
+        await anext(streams[0])
+        assert client.death is None
+        streams.append(client.submit([ask("x", wish)]))
         for stream in streams:
             with pytest.raises(EngineDeadError, match=reason):
                 await collect(stream)
         assert not client.is_healthy
+        assert re.search(reason, client.death)
         assert client.num_in_flight == 0
         with pytest.raises(EngineDeadError, match=reason):
             client.submit([ask("late")])

@@ -10,13 +10,20 @@ import contextlib
 import json
 import logging
 from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from gnomon.engine.config import EngineConfig
+from gnomon.engine.launch import EngineProcess
+from gnomon.frontend import async_llm
 from gnomon.server.app import create_app
+from gnomon.server.engine_port import EnginePort
 from gnomon.server.settings import ServerSettings
+from tests.engine import stand_in_core
 from tests.server.fake_engine import FakeEngine
 
 pytestmark = pytest.mark.anyio
@@ -25,7 +32,7 @@ CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
 
 
 @contextlib.asynccontextmanager
-async def connected(engine: FakeEngine, **settings: Any) -> AsyncIterator[httpx.AsyncClient]:
+async def connected(engine: EnginePort, **settings: Any) -> AsyncIterator[httpx.AsyncClient]:
     app = create_app(engine, ServerSettings(**settings))
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://house") as client:
@@ -106,7 +113,9 @@ async def test_a_dead_engine_is_503_everywhere() -> None:
     engine.death = "killed by signal 9"
     async with connected(engine) as client:
         for path in ("/health", "/ready"):
-            assert (await client.get(path)).status_code == 503
+            told = await client.get(path)
+            assert told.status_code == 503
+            assert "killed by signal 9" in told.json()["status"]
         answer = await client.post("/v1/chat/completions", json=CHAT)
     assert answer.status_code == 503
     assert answer.json()["error"]["code"] == "engine_dead"
@@ -169,3 +178,24 @@ async def test_one_line_per_request_and_prompts_only_on_demand(
         [line] = [line for line in lines if "finish=" in line]
         for part in ("r-9", "finish=length", "generated=3", "cached=1", "ttft=", "user='me'"):
             assert part in line
+
+
+async def test_a_death_in_a_step_names_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A real engine process whose step raises: the request's 503 and the probes say which."""
+    monkeypatch.syspath_prepend(str(Path(stand_in_core.__file__).parent))
+    process = partial(EngineProcess, build="stand_in_core:build")
+    monkeypatch.setattr(async_llm, "EngineProcess", process)
+    llm = async_llm.AsyncLLM(EngineConfig())
+    try:
+        async with connected(llm) as client:
+            assert (await client.get("/health")).status_code == 200
+            body = {"prompt": [stand_in_core.RAISE], "max_tokens": 5}
+            refused = await client.post("/v1/completions", json=body)
+            assert refused.status_code == 503
+            assert "in step 41" in refused.json()["error"]["message"]
+            for path in ("/health", "/ready"):
+                told = await client.get(path)
+                assert told.status_code == 503
+                assert "in step 41" in told.json()["status"]
+    finally:
+        llm.close()

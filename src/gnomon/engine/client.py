@@ -133,6 +133,11 @@ class ProcessClient:
         return self._death is None and not self._is_draining
 
     @property
+    def death(self) -> str | None:
+        """Why the engine died, with the step that it was in; None while it lives."""
+        return None if self._death is None else str(self._death)
+
+    @property
     def num_in_flight(self) -> int:
         """Requests whose end has not been seen."""
         return len(self._streams)
@@ -225,7 +230,7 @@ class ProcessClient:
         try:
             self._process.commands.send(wire.encode(command), zmq.NOBLOCK)
         except zmq.Again:  # no peer: it has just died, and the pipe will say so
-            self._die(self._process.obituary("while requests were running"))
+            self._die(self._obituary("while requests were running"))
 
     def _read_events(self) -> None:
         """Take every event that has arrived; the fd is edge-triggered, so read to the end."""
@@ -271,7 +276,15 @@ class ProcessClient:
         if self._is_stopped:
             self._fail_streams(EngineDeadError("the engine has stopped"))
         else:
-            self._die(self._process.obituary("while it was serving"))
+            self._die(self._obituary("while it was serving"))
+
+    def _obituary(self, when: str) -> str:
+        """How an engine ended that could not tell it itself."""
+        return self._process.obituary(f"{when}, {self._last_step()}")
+
+    def _last_step(self) -> str:
+        step = self._stats.num_steps
+        return f"step {step} was the last that it told of" if step else "before its first step"
 
     def _die(self, reason: str) -> None:
         """The engine is of no use any more; the first reason is kept."""
@@ -293,6 +306,9 @@ class ProcessClient:
         silence = time.monotonic() - self._last_event
         if silence > self._hang_timeout_s and self._death is None and not self._is_stopped:
             logger.error("no sign of the engine for %.0f s; it is killed", silence)
-            self._die(f"the engine gave no sign of life for {silence:.0f} s and was killed")
+            self._die(
+                f"the engine gave no sign of life for {silence:.0f} s and was killed, "
+                f"{self._last_step()}"
+            )
             return
         self._watch = self._loop.call_later(self._hang_timeout_s / 4, self._look_after)

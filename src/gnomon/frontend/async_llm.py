@@ -79,6 +79,11 @@ class AsyncLLM:
         """Whether the engine lives and takes requests."""
         return self.client.is_healthy
 
+    @property
+    def death(self) -> str | None:
+        """Why the engine died, with the step that it was in; None while it lives."""
+        return self.client.death
+
     def stats(self) -> EngineStats:
         """The engine's counters after its last step."""
         return self.client.stats()

@@ -46,6 +46,9 @@ class EnginePort(Protocol):
     @property
     def is_healthy(self) -> bool: ...
 
+    @property
+    def death(self) -> str | None: ...
+
     def stats(self) -> EngineStats: ...
 
     async def start(

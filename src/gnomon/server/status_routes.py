@@ -25,13 +25,13 @@ async def health(request: Request) -> Response:
     """Whether the engine lives."""
     state = state_of(request)
     is_alive = state.engine.is_healthy or state.is_draining
-    return _status(is_alive, "ok", "the engine is dead; restart the server")
+    return _status(is_alive, "ok", _why_not(state))
 
 
 async def ready(request: Request) -> Response:
     """Whether a new request would be taken."""
     state = state_of(request)
-    why = "shutting down" if state.is_draining else "the engine is dead; restart the server"
+    why = "shutting down" if state.is_draining else _why_not(state)
     return _status(state.is_ready, "ready", why)
 
 
@@ -90,6 +90,14 @@ async def reset_prefix_cache(request: Request) -> Response:
     """Forget the cached pages that no request holds: a benchmark begins cold."""
     state_of(request).engine.reset_prefix_cache()
     return _json({"status": "ok"})
+
+
+def _why_not(state: ServerState) -> str:
+    """The engine's last words, or those about it: they name the step."""
+    death = state.engine.death
+    if death is None:
+        return "the engine is going down"
+    return f"the engine is dead ({death}); restart the server"
 
 
 def _language(state: ServerState) -> str:
