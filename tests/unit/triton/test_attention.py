@@ -168,14 +168,22 @@ def test_results_are_written_where_the_caller_wants(kernel: Kernel) -> None:
     assert room[0][2:].isnan().all()
 
 
-def test_fixed_bits_hang_on_the_row_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("layout", "shape", "dtype"),
+    [(PlainLayout(F32, 24), (3, 16, 8), F32), (Fp8LatentLayout(64, 16), (3, 64, 16), BF16)],
+    ids=["plain", "packed"],
+)
+def test_fixed_bits_hang_on_the_row_alone(
+    layout: KVLayout,
+    shape: tuple[int, int, int],
+    dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(attention_sparse, "FIXED_SPLIT_KEYS", 16)
     kernel = attention.FIXED["sparse_mla"]
-    q, q_rope, pool, slots, count, scale = draw(
-        PlainLayout(F32, 24), (3, 16, 8), [60, 0, 16, 33], F32
-    )
+    q, q_rope, pool, slots, count, scale = draw(layout, shape, [60, 0, 16, 33], dtype)
     together = kernel(q, q_rope, pool, slots, count, scale)
-    agree(together, (q, q_rope, pool, slots, count, scale), F32)
+    agree(together, (q, q_rope, pool, slots, count, scale), dtype)
     for row in range(4):
         one, width = slice(row, row + 1), max(1, int(count[row]))
         alone = kernel(q[one], q_rope[one], pool, slots[one, :width], count[one], scale)

@@ -48,6 +48,11 @@ class Splits:
     number: int
     keys: int = 0
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether lists are not cut; one cut that may be one of many is stored as those are."""
+        return self.number == 1 and self.keys == 0
+
 
 def sparse_mla(
     q_latent: Tensor,
@@ -84,9 +89,9 @@ def sparse_mla_fixed(
     num_rows, num_heads, width = q_latent.shape
     tile = tile_of(q_latent, pool)
     number = max(1, -(-slots.shape[1] // FIXED_SPLIT_KEYS))
-    splits = Splits(number, FIXED_SPLIT_KEYS) if number > 1 else Splits(1)
+    splits = Splits(number, FIXED_SPLIT_KEYS)
     row_bytes = number * num_heads * (width * split_dtype(q_latent, pool).itemsize + 4)
-    block = num_rows if number == 1 else max(1, FIXED_SCRATCH_BYTES // row_bytes)
+    block = max(1, FIXED_SCRATCH_BYTES // row_bytes)
     if num_rows <= block:
         call = ListCall(q_latent, q_rope, pool, slots, count, scale)
         return call.run(tile, splits, out)
@@ -117,7 +122,7 @@ class ListCall:
         if not (results[0].is_contiguous() and results[1].is_contiguous()):
             inner = self.run(tile, splits)
             return results[0].copy_(inner[0]), results[1].copy_(inner[1])
-        if splits.number == 1:
+        if splits.is_whole:
             self._attend(tile, splits, results)
             return results
         num_rows, num_heads, width = self.q_latent.shape
@@ -150,9 +155,9 @@ class ListCall:
             PAGE=0 if self.pool.is_contiguous else self.pool.page_size,
             NATIVE=has_native_fp8(self.q_latent.device),
             BH=tile.heads, BN=tile.keys, STAGES=tile.num_stages,
-            IS_SPLIT=splits.number > 1, SPLIT_KEYS=splits.keys,
+            IS_SPLIT=not splits.is_whole, SPLIT_KEYS=splits.keys,
             READS_AHEAD=tile.reads_ahead, PARTS=tile.parts,
-            IS_EARLY=splits.number > 1 and can_launch_early(self.q_latent.device),
+            IS_EARLY=not splits.is_whole and can_launch_early(self.q_latent.device),
             num_warps=tile.num_warps, maxnreg=tile.max_registers,
         )  # fmt: skip
 
