@@ -69,7 +69,9 @@ STREAMING = [
     product(Tile(16, 128, 128, splits=5, warps=4, stages=4), "dense"),
     product(Tile(32, 128, 128, warps=8, stages=4), "dense"),
     product(Tile(64, 128, 128, splits=2, warps=4, stages=4), "dense"),
-    product(Tile(64, 64, 128, warps=4, stages=5), "dense"),
+    product(Tile(16, 64, 128, splits=2, warps=4, stages=5), "dense"),
+    product(Tile(64, 64, 128, splits=2, warps=4, stages=5), "dense"),
+    product(Tile(64, 128, 128, warps=4, stages=4), "down"),
     product(Tile(16, 128, 64, warps=4, stages=3), "fused", IS_FP8=False),
 ]
 WIDE = [

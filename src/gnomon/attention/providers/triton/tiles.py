@@ -24,6 +24,7 @@ NARROW = 4096  # columns of a weight that wide tiles suit
 SHORT = 2048  # columns of x that are not split
 WIDEST_GROUP = 1 << 20  # all row blocks before the next column tile
 FIXED_ROWS = 64
+HALF_BLOCKS = 45  # rows of an expert up to which blocks of 64 are multiplied by halves
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,11 +137,19 @@ def _streaming(num_rows: int, num_columns: int, width: int) -> Tile:
     """Few rows: weights pass once, so all processors have to be busy reading them."""
     rows = min(padded(num_rows, 16), 64)  # wider tiles would leave a processor one program
     if num_columns >= 128 * SM_COUNT:
-        return Tile(rows, 128, 128, warps=8 if rows <= 32 else 4, stages=4)
+        if width <= SHORT:
+            return Tile(rows, 128, 128, warps=8 if rows <= 32 else 4, stages=4)
+        if 32 < num_rows <= 64:
+            return Tile(rows, 64, 128, warps=4, stages=5)
+        return Tile(rows, 128, 128, warps=4, stages=3 if rows <= 32 else 4)
     if width <= SHORT:  # a launch that adds splits would take longer than it saves
         return Tile(rows, 64, 128, warps=4, stages=5)
-    # Splits' sums are written and read again: with more rows fewer of them pay.
-    return split_tile(rows, num_columns, width, 128, SM_COUNT * (2 if rows <= 32 else 1))
+    if num_columns >= NARROW and 8 < num_rows <= 64:  # two programs a processor, in one wave
+        splits = max(1, min(2 * SM_COUNT // -(-num_columns // 64), width // 512))
+        return Tile(rows, 64, 128, splits=splits, warps=4, stages=5)
+    # Splits' sums are written and read again: with more rows or fewer columns fewer of them pay.
+    is_few = num_rows <= 8 and num_columns >= NARROW
+    return split_tile(rows, num_columns, width, 128, SM_COUNT * (2 if is_few else 1))
 
 
 def split_tile(rows: int, num_columns: int, width: int, columns: int, programs: int) -> Tile:
@@ -161,11 +170,12 @@ def _programs(tile: Tile, num_rows: int, num_columns: int) -> int:
 
 def moe_tiles(num_pairs: int, down: Tensor, is_fp8: bool, kind: Kind = Kind.HOPPER) -> MoeTiles:
     """For pairs of rows and experts; ``down`` [E, D, I]."""
-    rows = _rows_of_experts(num_pairs, down)
+    mean = _mean_rows(num_pairs, down)
+    rows = _block_rows(mean)
     programs = min(down.shape[0], max(1, num_pairs)) * -(-down.shape[2] // 128)
     # Few experts of few columns: finer tiles keep processors busy, at the price of one more launch.
     is_split = is_fp8 and rows == 16 and programs < SM_COUNT * 3 // 4
-    found = _apart(down, is_fp8) if is_split else _together(rows, down, is_fp8)
+    found = _apart(down, is_fp8) if is_split else _together(mean, down, is_fp8)
     return _fitted_pair(found, kind, is_fp8)
 
 
@@ -174,7 +184,7 @@ def fixed_moe_tiles(
 ) -> MoeTiles:
     """One pair of tiles for every number of pairs, unless tiles ``are_equal``."""
     if are_equal:  # on Hopper
-        return _together(_rows_of_experts(num_pairs, down), down, is_fp8)
+        return _together(_mean_rows(num_pairs, down), down, is_fp8)
     tiles = _together(FIXED_ROWS, down, is_fp8)
     fused = replace(tiles.fused, group=16)
     second = replace(tiles.down, rows=FIXED_ROWS, warps=8, stages=4, group=16)
@@ -189,10 +199,14 @@ def _fitted_pair(tiles: MoeTiles, kind: Kind, is_fp8: bool) -> MoeTiles:
     return replace(tiles, fused=fused, down=fitted(tiles.down, kind, fused.rows))
 
 
-def _rows_of_experts(num_pairs: int, down: Tensor) -> int:
+def _mean_rows(num_pairs: int, down: Tensor) -> int:
+    """Of an expert, rounded up."""
+    return -(-num_pairs // max(1, min(down.shape[0], num_pairs)))
+
+
+def _block_rows(mean: int) -> int:
     """Rows of a tile that hold the mean expert's."""
-    named = max(1, min(down.shape[0], num_pairs))
-    return min(128, padded(-(-num_pairs // named), 16))
+    return min(128, padded(mean, 16))
 
 
 def _apart(down: Tensor, is_fp8: bool) -> MoeTiles:
@@ -202,8 +216,9 @@ def _apart(down: Tensor, is_fp8: bool) -> MoeTiles:
     return MoeTiles(first, tiles.down, is_split=True)
 
 
-def _together(rows: int, down: Tensor, is_fp8: bool) -> MoeTiles:
-    """Gate and up activated by their product; ``rows`` of a tile."""
+def _together(mean: int, down: Tensor, is_fp8: bool) -> MoeTiles:
+    """Gate and up activated by their product; experts have ``mean`` rows."""
+    rows = _block_rows(mean)
     _, hidden_size, width = down.shape
     itemsize = down.element_size()
     in_depth = depth_of(is_fp8, itemsize, hidden_size)
@@ -218,7 +233,8 @@ def _together(rows: int, down: Tensor, is_fp8: bool) -> MoeTiles:
         first = Tile(rows, columns, in_depth, warps=warps, stages=3, group=group)
     columns = min(128 if itemsize <= 2 else 64, padded(hidden_size, 16))
     second = Tile(rows, columns, out_depth, warps=warps, stages=4, group=group)
-    if is_fp8 and 32 <= rows <= 64:
-        # Of 64 rows half a block: most experts have so few rows, and more programs run.
+    if is_fp8 and 16 < mean <= HALF_BLOCKS:  # most have no more than 32, and more programs run
         second = replace(second, rows=32, warps=4, stages=5)
+    elif is_fp8 and rows == 64:
+        second = replace(second, warps=4)
     return MoeTiles(first, second)
