@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gnomon.engine.client import ProcessStream
 from gnomon.engine.messages import EngineRequest, OutputDelta, TokenLogprobs, joined
+from gnomon.engine.process_stream import ProcessStream
 from gnomon.engine.sampling_params import SamplingParams
 from gnomon.frontend.async_llm import DeltaIterator
 from gnomon.frontend.choices import ChoiceSet

@@ -1,7 +1,7 @@
 """The asyncio side of an engine process: requests in, streams of deltas out, death noticed.
 
 In:  EngineRequests, one or more that share a stream (the choices of one client request).
-Out: `ProcessStream`, which yields lists of OutputDelta: all that arrived since the last look.
+Out: a ProcessStream of their OutputDeltas.
 Death is seen at once (the pipe of launch.py), hanging within `hang_timeout_s` (no heartbeat for so
 long; the process is then killed). Either way every stream raises EngineDeadError, and so does
 every later `submit`.
@@ -17,92 +17,21 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from typing import Self
 
 import msgspec
 import zmq
 
 from gnomon.engine import wire
 from gnomon.engine.launch import EngineProcess
-from gnomon.engine.messages import EngineRequest, EngineStats, OutputDelta
-from gnomon.errors import EngineDeadError, GnomonError, OverloadError, RequestError
+from gnomon.engine.messages import EngineRequest, EngineStats
+from gnomon.engine.process_stream import ProcessStream
+from gnomon.errors import EngineDeadError, OverloadError, RequestError
 
 logger = logging.getLogger(__name__)
 
 HANG_TIMEOUT_S = 60.0
 STOP_GRACE_S = 5.0
 RETRY_AFTER_S = 1.0
-
-
-class ProcessStream:
-    """Deltas of the requests of one `submit`; ends when all of them have finished.
-
-    Who waits for it is woken by the first delta, by ends, and else by `interval` deltas per open
-    request: waking costs more than a delta does.
-    """
-
-    def __init__(self, request_ids: Sequence[str], interval: int = 1) -> None:
-        self._open = set(request_ids)
-        self._interval = interval
-        self._has_begun = False
-        self._arrived: list[OutputDelta] = []
-        self._error: GnomonError | None = None
-        self._waiter: asyncio.Future[None] | None = None
-        self._loop = asyncio.get_running_loop()
-
-    def put(self, delta: OutputDelta) -> None:
-        """Take one delta off the wire."""
-        arrived = self._arrived
-        arrived.append(delta)
-        if delta.finish_reason is not None:
-            self._open.discard(delta.request_id)
-        elif self._has_begun and len(arrived) < self._interval * len(self._open):
-            return
-        self._has_begun = True
-        if self._waiter is not None:
-            self._wake()
-
-    def forget(self, request_id: str) -> None:
-        """Expect nothing more of a request that was aborted."""
-        self._open.discard(request_id)
-        self._wake()
-
-    def fail(self, error: GnomonError) -> None:
-        """Raise `error` once what has arrived is read."""
-        self._error = error
-        self._wake()
-
-    def _wake(self) -> None:
-        waiter, self._waiter = self._waiter, None
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> list[OutputDelta]:
-        while not (arrived := self.take()):
-            if not self._open:
-                raise StopAsyncIteration
-            await self.arrival()
-        return arrived
-
-    @property
-    def has_more(self) -> bool:
-        """Whether something can still come, or has come and was not taken."""
-        return bool(self._open or self._arrived or self._error)
-
-    def take(self) -> list[OutputDelta]:
-        """What has arrived since the last look, perhaps nothing; the error of `fail` behind it."""
-        if not self._arrived and self._error is not None:
-            raise self._error
-        arrived, self._arrived = self._arrived, []
-        return arrived
-
-    def arrival(self) -> asyncio.Future[None]:
-        """Done when something has happened since the last `take`. One waits at a time."""
-        self._waiter = self._loop.create_future()
-        return self._waiter
 
 
 class ProcessClient:

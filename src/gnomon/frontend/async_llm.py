@@ -19,10 +19,11 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Self
 
-from gnomon.engine.client import ProcessClient, ProcessStream
+from gnomon.engine.client import ProcessClient
 from gnomon.engine.config import EngineConfig
 from gnomon.engine.launch import EngineProcess
 from gnomon.engine.messages import EngineRequest, EngineStats, joined
+from gnomon.engine.process_stream import ProcessStream
 from gnomon.engine.sampling_params import SamplingParams
 from gnomon.engine.wire import EngineInfo
 from gnomon.errors import RequestError, UnsupportedError
