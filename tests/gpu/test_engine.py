@@ -44,6 +44,8 @@ def core_on(device: str, *, has_static: bool = False, **flags: Any) -> EngineCor
         "max_num_seqs": 24,
         "device": device,
     }
+    if device == "cuda":
+        defaults["gpu_memory_utilization"] = 1.0  # other tests hold some of the device
     found = survey(EngineConfig.of(**{**defaults, **flags}), VOCAB)
     resolved = found.resolved
     loaded = open_model(
@@ -235,7 +237,6 @@ def test_steps_and_graphs_take_no_more_than_was_planned(max_num_batched_tokens):
         "max_num_batched_tokens": max_num_batched_tokens,
         "max_num_seqs": 64,
         "num_kv_pages": 1024,
-        "gpu_memory_utilization": 1.0,  # other tests hold some of the device
     }
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated()

@@ -31,6 +31,7 @@ def decode_step(**flags: Any) -> StepResult:
         max_num_batched_tokens=2048,
         num_kv_pages=64 * CELL.length // 64 + 8,
         max_captured_prefill_tokens=0,
+        gpu_memory_utilization=1.0,  # other tests hold some of the device
         **flags,
     )
     parts = assemble(config, lambda *_: None)

@@ -43,6 +43,7 @@ def core_on_gpu(captured: int, **flags: Any) -> EngineCore:
         "device": "cuda",
         "max_num_batched_tokens": 256,
         "max_captured_prefill_tokens": captured,
+        "gpu_memory_utilization": 1.0,  # other tests hold some of the device
     }
     found = survey(EngineConfig.of(**{**defaults, **flags}), VOCAB)
     resolved = found.resolved
