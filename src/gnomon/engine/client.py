@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 HANG_TIMEOUT_S = 60.0
 STOP_GRACE_S = 5.0
+LAST_WORDS_MS = 200
 RETRY_AFTER_S = 1.0
 
 
@@ -202,6 +203,9 @@ class ProcessClient:
         if self._loop is not None:
             self._loop.remove_reader(self._process.death_fd)
         self._read_events()
+        # The pipe can close before zmq's own thread has handed over what was said at the end.
+        while not (self._is_stopped or self._death) and self._process.events.poll(LAST_WORDS_MS):
+            self._read_events()
         if self._is_stopped:
             self._fail_streams(EngineDeadError("the engine has stopped"))
         else:
