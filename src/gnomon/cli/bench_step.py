@@ -114,6 +114,8 @@ def _measure(
     ceilings = measure_ceilings(parts.cache.device)
     typer.echo(ceiling_line(ceilings) + "\n" + step_report.HEADING)
     results, run = [], describe_run(parts.cache.device)
+    run["model"] = parts.info.model_label
+    run["providers"] = {name: provider for name, provider, *_ in parts.info.operators}
     max_tokens = int(parts.info.resolved["max_num_batched_tokens"][0])
     for result in bench_steps(parts, asked[0], max_tokens, asked[1]):
         results.append(result)
@@ -124,7 +126,7 @@ def _measure(
         if json_file is not None:
             write_json(json_file, step_report.as_json(results, peer, ceilings, run))
     if picture is not None:
-        title = f"gnomon bench step {parts.info.model_label}, {run['machine']}"
+        title = f"gnomon bench step {run['model']}, {run['machine']}"
         step_report.draw(results, peer, ceilings, picture, title)
 
 

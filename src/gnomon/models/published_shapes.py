@@ -83,7 +83,12 @@ GLM_52: dict[str, object] = {
     "index_skip_topk_offset": 3,
     "rope_parameters": {"rope_type": "default", "rope_theta": 8e6},
 }
-PUBLISHED = {"deepseek-v3.2": DEEPSEEK_V32, "glm-5": GLM_5, "glm-5.2": GLM_52}
+PUBLISHED = {
+    "deepseek-v3.2": DEEPSEEK_V32,
+    "glm-5": GLM_5,
+    "glm-5.1": GLM_5,  # another training of the same shape
+    "glm-5.2": GLM_52,
+}
 
 
 def published_shape(name: str) -> dict[str, object] | None:

@@ -139,7 +139,10 @@ def test_the_command_writes_table_json_and_picture(tmp_path) -> None:
     asked = ("--decode", "1x32,9x64", "--prefill", "1x32", "--peer", str(peer))
     done = bench("step", *SMALL, *asked, *files)
     assert done.exit_code == 0, done.exception
-    steps = json.loads((tmp_path / "s.json").read_text())["steps"]
+    whole = json.loads((tmp_path / "s.json").read_text())
+    steps, run = whole["steps"], whole["run"]
+    assert run["model"] == "random:deepseek_v32,layers=1"
+    assert run["providers"]["topk"] == "torch"
     assert [step["step"] for step in steps] == ["decode 1x32", "decode 9x64", "prefill 1x32"]
     assert "has more requests" in steps[1]["reason"] or "cache pages" in steps[1]["reason"]
     assert "decode 1x32" in (tmp_path / "s.svg").read_text()
