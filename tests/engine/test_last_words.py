@@ -1,4 +1,4 @@
-"""A death is seen by a pipe, its words come by a socket: in whichever order, the words are heard."""
+"""A death is seen by a pipe, its words come by a socket: in either order, the words are heard."""
 
 from __future__ import annotations
 
