@@ -133,13 +133,13 @@ def shared_parts(arch: int = 90) -> Build:
     """topk_parts_kernel for k 2048."""
     sizes = shared()
     constants = {"CAP": sizes.cap, "SAMPLE": sizes.sample, "BLOCK": sizes.part, "PARTS": PARTS}
-    constants |= {"IS_EARLY": arch >= 90}
+    constants |= {"CHUNK": 32 * sizes.part_warps, "IS_EARLY": arch >= 90}
     signature = {
         "scores_ptr": "*fp32",
         "count_ptr": "*i32",
         "scratch_ptr": "*i32",
         **dict.fromkeys(("num_columns", "scores_row", "scratch_row", "most_words"), "i32"),
-        "region": "i32",
+        **dict.fromkeys(("region", "top"), "i32"),
         "target": "fp32",
         **dict.fromkeys(constants, "constexpr"),
     }
@@ -168,7 +168,7 @@ def shared_settle(is_fused: bool, arch: int = 90) -> Build:
         **dict.fromkeys(("most_words", "region", "top"), "i32"),
         **dict.fromkeys((*constants, *left_out), "constexpr"),
     }
-    launch = Tile(1, 1, 2, sizes.warps)
+    launch = Tile(1, 1, 2, sizes.warps, sizes.registers)
     aligned = ("scores_row", "ids_row", "slots_row")
     given = constants | dict.fromkeys(left_out)
     return build("topk_settle_kernel", signature, given, launch, arch, aligned)
@@ -193,7 +193,7 @@ def build(
     pointers = (n for n, kind in signature.items() if kind.startswith("*") and n not in ANYWHERE)
     options = {"num_warps": tile.warps, "num_stages": tile.stages}
     if tile.registers is not None:
-        is_same = arch == 90 or kernel == "topk_kernel"
+        is_same = arch == 90 or kernel.startswith("topk")
         options |= {"maxnreg": tile.registers if is_same else REGISTERS}
     return Build(module, kernel, signature, constants, options, arch, (*pointers, *aligned))
 

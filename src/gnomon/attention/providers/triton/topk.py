@@ -65,8 +65,9 @@ class Split:
     """Sizes of a row shared by several programs: ``cap``, ``sample`` as of a Search.
 
     ``part``: columns a step of a program that sifts a part of a row, of ``part_warps``; ``block``:
-    columns a step of the program that settles it, of ``warps``; ``chunk``: words counted and ids
-    written at once. ``programs``: a multiprocessor, of parts, at most.
+    columns a step of the program that settles it, of ``warps`` with ``registers`` a thread;
+    ``chunk``: words counted and ids written at once. ``programs``: a multiprocessor, of parts, at
+    most. ``is_early``: the second kernel is launched before the first has ended.
     """
 
     cap: int
@@ -78,6 +79,7 @@ class Split:
     programs: int = 2
     chunk: int = 2048
     is_early: bool = True
+    registers: int | None = None
 
     def target(self, k: int) -> float:
         """How many columns a guess should let pass, between k and ``cap``."""
@@ -93,8 +95,8 @@ class Split:
 def search_for(k: int, num_rows: int, num_columns: int, processors: int) -> Search | Split:
     """Sizes for a shape: few rows are shared, some get large blocks, many several at once."""
     cap = padded(2 * k, 1024)
-    if num_rows <= FEW:
-        return Split(max(cap, SHORT), 4096, 2048, 8, SHORT, 16)
+    if num_rows <= FEW or (num_rows <= 2 * processors and num_columns <= max(cap, SHORT)):
+        return Split(max(cap, SHORT), 2048, 2048, 8, SHORT, 16)
     if num_rows <= 2 * processors:
         sample = 4096 if num_columns <= LONG else SHORT
         return Search(max(cap, SHORT), sample, SHORT, 16, 1, chunk=2048, stages=4)
@@ -210,18 +212,19 @@ def _launch_shared(
     num_rows, device = out.ids.shape[0], count.device
     num_columns = k if scores is None else scores.shape[1]
     parts = sizes.parts(num_rows, num_columns, num_processors(device))
-    region = min(-(-num_columns // (sizes.part * parts)) * sizes.part, sizes.cap)
+    is_wide = scores is not None and num_columns > sizes.cap
+    share = -(-num_columns // (sizes.part * parts)) * sizes.part
+    region = min(share, sizes.cap) if is_wide else 0
     num_words = -(-max(num_columns, sizes.cap) // (4 * WORD)) * 4
-    width = PLANES * PARTS + 3 * num_words + sizes.cap + 2 * parts * region
+    width = PLANES * PARTS + 4 * num_words + sizes.cap + 2 * parts * region
     scratch = torch.empty((num_rows, width), dtype=torch.int32, device=device)
     is_early = sizes.is_early and can_launch_early(device)
-    if scores is None:
-        scores = scratch.view(torch.float32)
-    else:
-        scores = side_by_side(scores)
-        if num_columns > sizes.cap:
-            placed = (scratch, num_columns, scores.stride(0), width, num_words, region)
-            _sift(scores, count, placed, parts, sizes.target(k), sizes, is_early)
+    scores = scratch.view(torch.float32) if scores is None else side_by_side(scores)
+    if is_wide:
+        top = padded(-(-share // WORD)) // 2
+        placed = (num_columns, scores.stride(0), width, num_words, region, top)
+        grid, target = (parts, num_rows), sizes.target(k)
+        _sift(grid, (scores, count, scratch), placed, target, sizes, is_early)
     topk_settle_kernel[(num_rows,)](
         scores,
         count,
@@ -246,28 +249,28 @@ def _launch_shared(
         LOOKS=rows is None,
         IS_EARLY=is_early,
         num_warps=sizes.warps,
+        maxnreg=sizes.registers,
         **({"launch_pdl": True} if is_early else {}),
     )
 
 
 def _sift(
-    scores: Tensor,
-    count: Tensor,
-    placed: tuple[Tensor, int, int, int, int, int],
-    parts: int,
+    grid: tuple[int, int],
+    pointers: tuple[Tensor, Tensor, Tensor],
+    placed: tuple[int, ...],
     target: float,
     sizes: Split,
     is_early: bool,
 ) -> None:
-    topk_parts_kernel[(parts, scores.shape[0])](
-        scores,
-        count,
+    topk_parts_kernel[grid](
+        *pointers,
         *placed,
         target,
         CAP=sizes.cap,
         SAMPLE=sizes.sample,
         BLOCK=sizes.part,
         PARTS=PARTS,
+        CHUNK=min(sizes.chunk, 32 * sizes.part_warps),
         IS_EARLY=is_early,
         num_warps=sizes.part_warps,
     )

@@ -3,8 +3,8 @@
 In:  fp32 scores, a count per row. Out: a scratch row for each, in which one program of
      topk_settle.py finds the answer.
 A program has a part of a row. Every program of a row searches the same sample, finds the same key,
-     and keeps of its part the columns that reach it: their keys and ids in order, and bits of those
-     above and of those at that key. Rows of at most CAP columns are left alone.
+     marks the columns of its part above and at that key, a bit each, and gathers what it marked:
+     keys and ids, in order. Rows of at most CAP columns are left alone.
 Kept columns of a part are padded to whole groups of 4, with BELOW, so that they are read 16 bytes
      at once. Not here: sizes, launches (topk.py).
 """
@@ -14,7 +14,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from gnomon.attention.providers.triton.topk_bits import BELOW, WORD, num_bits, sort_key
+from gnomon.attention.providers.triton.topk_bits import (
+    BELOW,
+    WORD,
+    locate,
+    num_bits,
+    rank_words,
+    sort_key,
+)
 from gnomon.attention.providers.triton.topk_search import sampled_pivot
 
 FOUR = tl.constexpr(4)
@@ -29,15 +36,18 @@ def part_of(length, num_parts, BLOCK: tl.constexpr):
 
 @triton.jit
 def places_of(scratch_ptr, row, scratch_row, most_words, CAP: tl.constexpr, PARTS: tl.constexpr):
-    """(numbers, words, ties, prefix, ids that were found, keys kept by the parts) of a row."""
+    """(numbers, words, ties, prefix, ids that were found, keys kept by the parts) of a row.
+
+    Words of what is kept follow the prefix.
+    """
     meta = scratch_ptr + tl.cast(row, tl.int64) * scratch_row
     words = meta + PLANES * PARTS
-    found_ids = words + 3 * most_words
+    found_ids = words + 4 * most_words
     return meta, words, words + most_words, words + 2 * most_words, found_ids, found_ids + CAP
 
 
 @triton.jit(
-    do_not_specialize=["num_columns", "scratch_row", "most_words", "region"],
+    do_not_specialize=["num_columns", "scratch_row", "most_words", "region", "top"],
     do_not_specialize_on_alignment=["count_ptr"],
 )
 def topk_parts_kernel(
@@ -49,16 +59,19 @@ def topk_parts_kernel(
     scratch_row,
     most_words,
     region,
+    top,
     target,
     CAP: tl.constexpr,
     SAMPLE: tl.constexpr,
     BLOCK: tl.constexpr,
     PARTS: tl.constexpr,
+    CHUNK: tl.constexpr,
     IS_EARLY: tl.constexpr,
 ):
     """Program (p, m): the p-th part of row m, if the row has more than CAP columns.
 
     region: columns that are kept of a part at most; a multiple of 4. PARTS: at least the parts.
+    top: a power of two, at least half of a part's words. CHUNK: words counted, columns gathered.
     """
     if IS_EARLY:
         tl.extra.cuda.gdc_launch_dependents()
@@ -67,9 +80,11 @@ def topk_parts_kernel(
     share = part_of(length, num_parts, BLOCK)
     first = part * share
     if (length > CAP) & (first < length):
-        meta, words, ties, _, _, kept = places_of(
+        meta, words, ties, prefix, _, kept = places_of(
             scratch_ptr, row, scratch_row, most_words, CAP, PARTS
         )
+        prefix += first // WORD
+        passed = prefix + most_words
         kept_keys = kept + tl.cast(part, tl.int64) * region
         kept_ids = kept_keys + tl.cast(num_parts, tl.int64) * region
         row_ptr = scores_ptr + tl.cast(row, tl.int64) * scores_row
@@ -79,8 +94,8 @@ def topk_parts_kernel(
         bit = (tl.full([WORD], 1, tl.int32) << lane)[None, :]
         x = tl.load(row_ptr + first + inner, mask=first + inner < last, other=0.0)
         rank = tl.maximum((target * SAMPLE / length.to(tl.float32)).to(tl.int32), 1)
-        pivot, _ = sampled_pivot(row_ptr, length, rank, SAMPLE)
-        taken, above = tl.zeros([], tl.int32), tl.zeros([BLOCK // WORD], tl.int32)
+        pivot, _ = sampled_pivot(row_ptr, length, rank, SAMPLE, 2)
+        above = tl.zeros([BLOCK // WORD], tl.int32)
         largest = tl.full([BLOCK // WORD, WORD], float("-inf"), tl.float32)
         for start in range(first, last, BLOCK):
             column = start + inner
@@ -91,22 +106,26 @@ def topk_parts_kernel(
             word = tl.sum(tl.where(keys > pivot, bit, 0), 1)
             tie = tl.sum(tl.where(keys == pivot, bit, 0), 1)
             at = start // WORD + group
-            tl.store(words + at, word, mask=at * WORD < last)
-            tl.store(ties + at, tie, mask=at * WORD < last)
+            is_word = at * WORD < last
+            tl.store(words + at, word, mask=is_word)
+            tl.store(ties + at, tie, mask=is_word)
+            tl.store(passed + (at - first // WORD), word | tie, mask=is_word)
             above += num_bits(word.to(tl.uint32, bitcast=True))
-            passed = (word | tie).to(tl.uint32, bitcast=True)
-            number = num_bits(passed)
-            before = taken + tl.cumsum(number, 0) - number
-            lower = passed[:, None] & (bit - 1).to(tl.uint32, bitcast=True)
-            place = before[:, None] + num_bits(lower)
-            is_kept = (keys >= pivot) & (place < region)
-            tl.store(kept_keys + place, keys, mask=is_kept)
-            tl.store(kept_ids + place, column, mask=is_kept)
-            taken += tl.sum(number, 0)
+        has_nan = tl.max(tl.max((largest != largest).to(tl.int32), 1), 0)
+        num_words = tl.cdiv(last - first, WORD)
+        tl.debug_barrier()
+        taken = rank_words(passed, passed, prefix, num_words, 0, False, CHUNK)
+        tl.debug_barrier()
+        for start in range(0, tl.minimum(taken, region), CHUNK):
+            place = start + tl.arange(0, CHUNK)
+            is_kept = place < tl.minimum(taken, region)
+            at = locate(tl.minimum(place, taken - 1), passed, prefix, num_words, top)
+            key = sort_key(tl.load(row_ptr + first + at))
+            tl.store(kept_keys + place, key, mask=is_kept)
+            tl.store(kept_ids + place, first + at, mask=is_kept)
         place = taken + tl.arange(0, FOUR)
         is_pad = (place < tl.cdiv(taken, FOUR) * FOUR) & (place < region)
         tl.store(kept_keys + place, BELOW, mask=is_pad)
-        has_nan = tl.max(tl.max((largest != largest).to(tl.int32), 1), 0)
         tl.store(meta + part, taken)
         tl.store(meta + PARTS + part, tl.sum(above, 0))
         tl.store(meta + 2 * PARTS + part, has_nan)

@@ -20,7 +20,6 @@ from gnomon.attention.providers.triton.topk_bits import (
     sort_key,
 )
 
-GROUP = tl.constexpr(4)
 LONGEST = tl.constexpr(16)
 
 
@@ -72,8 +71,11 @@ def search(keys, wanted, slack, low, at_low):
 
 
 @triton.jit
-def sampled_pivot(row_ptr, length, rank, SAMPLE: tl.constexpr):
-    """A key that about ``rank`` of SAMPLE columns of the row reach, and how many do."""
+def sampled_pivot(row_ptr, length, rank, SAMPLE: tl.constexpr, GROUP: tl.constexpr):
+    """A key that about ``rank`` of SAMPLE columns of the row reach, and how many do.
+
+    GROUP: so many columns side by side; neighbours are alike, and groups say more than their sizes.
+    """
     place = hidden_zero(length) + tl.arange(0, SAMPLE)
     group = (place // GROUP).to(tl.int64) * length // (SAMPLE // GROUP)
     keys = sort_key(tl.load(row_ptr + group + place % GROUP))

@@ -178,7 +178,7 @@ def topk_kernel(
                 rank = tl.maximum((target * SAMPLE / length.to(tl.float32)).to(tl.int32), 1)
                 tries = tl.zeros([], tl.int32)
                 while (tries < TRIES) & ((total <= K) | (total > CAP)):
-                    pivot, reached = sampled_pivot(row_ptr, length, rank, SAMPLE)
+                    pivot, reached = sampled_pivot(row_ptr, length, rank, SAMPLE, 4)
                     if reached > 2 * rank + TIED:  # equal scores in numbers: no guess parts them
                         tries = TRIES
                     else:
