@@ -39,6 +39,7 @@ class ScriptedEngine(FakeEngine):
         self.ids, self.bundles, self.fails = ids, bundles, fails
         self.feeding: asyncio.Task[None] | None = None
         self.intervals: list[int] = []
+        self.metrics = ""
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """What a DeltaIterator asks of its client: here nothing goes on by itself."""
@@ -91,11 +92,13 @@ def post(
 ) -> httpx.Response:
     async def run() -> httpx.Response:
         settings = ServerSettings(stream_interval=interval)
-        transport = httpx.ASGITransport(create_app(engine, settings))
+        app = create_app(engine, settings)
+        transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://house") as client:
             answer = await client.post(path, json=body)
         assert engine.feeding is not None
         await engine.feeding
+        engine.metrics = app.state.gnomon.metrics.page().decode()
         return answer
 
     return asyncio.run(run())
@@ -179,8 +182,12 @@ def test_bundled_events_are_the_whole_answer(
     whole = post(ScriptedEngine(ids, [1]), path, body).json()
     body |= {"stream": True}
     body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
-    found = events(post(ScriptedEngine(ids, bundles), path, body, interval))
-    assert put_together(found) == of_whole(whole)
+    engine = ScriptedEngine(ids, bundles)
+    found = events(post(engine, path, body, interval))
+    together = put_together(found)
+    assert together == of_whole(whole)
+    num_gaps = sum(len(one["ids"]) - 1 for one in together.values())
+    assert f"gnomon_inter_token_latency_seconds_count {num_gaps}.0" in engine.metrics
     assert found[-1]["usage"] == whole["usage"]
     so_far = 0
     for event in found[:-1]:

@@ -20,14 +20,14 @@ from gnomon.errors import GnomonError
 class ProcessStream:
     """Deltas of the requests of one `submit`; ends when all of them have finished.
 
-    Who waits for it is woken by the first delta, by ends, and else by `interval` deltas per open
-    request: waking costs more than a delta does.
+    Who waits for it is woken by the first delta of each request, by ends, and else by `interval`
+    deltas per open request: waking costs more than a delta does.
     """
 
     def __init__(self, request_ids: Sequence[str], interval: int = 1) -> None:
         self._open = set(request_ids)
         self._interval = interval
-        self._has_begun = False
+        self._silent = set(request_ids)  # nothing has come of these
         self._arrived: list[OutputDelta] = []
         self._error: GnomonError | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -39,9 +39,10 @@ class ProcessStream:
         arrived.append(delta)
         if delta.finish_reason is not None:
             self._open.discard(delta.request_id)
-        elif self._has_begun and len(arrived) < self._interval * len(self._open):
+        elif delta.request_id in self._silent:
+            self._silent.discard(delta.request_id)
+        elif len(arrived) < self._interval * len(self._open):
             return
-        self._has_begun = True
         if self._waiter is not None:
             self._wake()
 

@@ -149,6 +149,7 @@ class Generation:
                     self._metrics.time_to_first_token.observe(self._first_s)
                     self._metrics.queue_time.observe(delta.queue_s)
                     self._metrics.prefill_time.observe(max(0.0, self._first_s - delta.queue_s))
+                self._metrics.inter_token_latency.observe(0.0, count - 1)  # came with the first
             else:
                 self._metrics.inter_token_latency.observe((now - previous) / count, count)
             self._last[key] = now
