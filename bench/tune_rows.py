@@ -1,6 +1,7 @@
 """Row and cache kernels of the triton provider on this GPU: one line per kernel, about 30 s.
 
 In:  any of norms, codes, writes, gathers (all by default); or tiles: writes with other tiles too.
+     --json FILE: every line again, with the copy's own time beside.
 Out: how much of what each tile writes equals the torch provider's, byte for byte; then per kernel
      and number of tokens: microseconds, GB/s (bytes read and written once), and the share of what
      torch's copy of as many bytes reaches, timed alike.
@@ -11,46 +12,27 @@ How: tiles are compiled first, by a process per core. Calls over as many sets of
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
+import shlex
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 import torch
-from torch import Tensor
+from tune_rows_cells import Call, check, codes, gathers, norms, writes
 
-from gnomon.attention.layouts import Fp8IndexKeyLayout, Fp8LatentLayout, KVLayout, PlainLayout
-from gnomon.attention.ops.values import IndexTransform, RopeRows
-from gnomon.attention.providers import torch as torch_provider
-from gnomon.attention.providers.triton import (
-    cache,
-    linear_quantise,
-    prepare,
-    rows,
-    rows_quantise,
-)
+from gnomon.attention.providers.triton import cache
 from gnomon.attention.providers.triton.cache import RowsTile
-from gnomon.attention.spec.draw import rope_rows
+from gnomon.bench.machine import describe_run
 
-BF16 = torch.bfloat16
-PAGE = 64
 COLD_BYTES = 256 << 20
-LATENTS: tuple[KVLayout, ...] = (PlainLayout(BF16, 576), Fp8LatentLayout(512, 64))
-KEYS: tuple[KVLayout, ...] = (PlainLayout(BF16, 128), Fp8IndexKeyLayout(128))
-Call = Callable[[], Any]
-
-
-def numbers(*shape: int) -> Tensor:
-    return torch.randn(shape, device="cuda", dtype=BF16)
-
-
-def rotations(num_rows: int, dim: int, is_interleaved: bool) -> RopeRows:
-    rows = rope_rows(list(range(num_rows)), dim, is_interleaved)
-    return RopeRows(rows.axis, rows.cos.cuda(), rows.sin.cuda(), is_interleaved)
+Known = dict[int, float]  # GB/s of a copy by its bytes
 
 
 def microseconds(calls: list[Call]) -> float:
@@ -73,7 +55,7 @@ def microseconds(calls: list[Call]) -> float:
     return statistics.median(times) / len(calls) * 1e3
 
 
-def copy_speed(num_bytes: int, known: dict[int, float]) -> float:
+def copy_speed(num_bytes: int, known: Known) -> float:
     """GB/s of torch's copy that reads and writes ``num_bytes`` in all."""
     if num_bytes not in known:
         sets = sets_for(num_bytes)
@@ -89,140 +71,30 @@ def sets_for(num_bytes: int) -> int:
     return max(2, min(200, COLD_BYTES // num_bytes))
 
 
-def norms(n: int) -> Iterator[tuple[str, int, Callable[[], Call]]]:
-    weight = numbers(7168)
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A kernel over so many tokens, and torch's copy of as many bytes; times in microseconds."""
 
-    def norm() -> Call:
-        x = numbers(n, 7168)
-        return lambda: rows.rms_norm(x, weight, 1e-6)
+    kernel: str
+    tokens: int
+    num_bytes: int
+    us: float
+    copy_us: float
 
-    def residual() -> Call:
-        x, delta = numbers(n, 7168), numbers(n, 7168)
-        return lambda: rows.add_rms_norm(x, delta, weight, 1e-6)
-
-    turn = rotations(n, 64, True)
-
-    def turned() -> Call:
-        heads = numbers(n, 128, 192)[..., 128:]
-        return lambda: rows.rope(heads, turn)
-
-    yield "rms_norm 7168", 4 * n * 7168, norm
-    yield "add_rms_norm 7168", 8 * n * 7168, residual
-    yield "rope 128 x 64 of 192", n * (4 * 128 * 64 + 512), turned
+    @property
+    def line(self) -> str:
+        """What is printed of it."""
+        speed, share = self.num_bytes / self.us / 1e3, self.copy_us / self.us
+        return f"{self.kernel:48} {self.tokens:7} {self.us:8.2f} {speed:7.0f} {share:8.2f}"
 
 
-def codes(n: int) -> Iterator[tuple[str, int, Callable[[], Call]]]:
-    weight = numbers(7168)
-
-    def quantised() -> Call:
-        x = numbers(n, 7168)
-        return lambda: linear_quantise.quantise_rows(x, False)
-
-    def activated() -> Call:
-        x = numbers(n, 4096)
-        return lambda: linear_quantise.silu_quantise(x, False)
-
-    def normed() -> Call:
-        x, delta = numbers(n, 7168), numbers(n, 7168)
-        return lambda: rows_quantise.norm_quantise(x, delta, weight, 1e-6, False)
-
-    yield "quantise_rows 7168", n * (3 * 7168 + 4 * 56), quantised
-    yield "silu_quantise 2048", n * (5 * 2048 + 4 * 16), activated
-    yield "norm_quantise 7168", n * (9 * 7168 + 4 * 56), normed
-
-
-def writes(n: int, tile: RowsTile) -> Iterator[tuple[str, int, Callable[[], Call]]]:
-    turn, index_turn = rotations(n, 64, True), rotations(n, 64, False)
-    norm, weight, bias = numbers(512), numbers(128), numbers(128)
-    slots = torch.randperm(n, device="cuda") + PAGE
-    pages = n // PAGE + 2
-    for latent, key in zip(LATENTS, KEYS, strict=True):
-
-        def write(latent: KVLayout = latent) -> Call:
-            kv, pool = numbers(n, 2112)[:, 1536:], latent.allocate(pages, PAGE, device="cuda")
-            return lambda: cache.latent_write(kv, norm, 1e-6, turn, pool, slots, tile)
-
-        def index(key: KVLayout = key) -> Call:
-            q, k, pool = numbers(n, 64, 128), numbers(n, 128), key.allocate(pages, PAGE, "cuda")
-            transform = IndexTransform(weight, bias, 1e-6)
-            both = index_turn, index_turn
-            return lambda: cache.index_prepare(q, k, transform, both, pool, slots, tile)
-
-        def joined(latent: KVLayout = latent, key: KVLayout = key) -> Call:
-            kv, heads = numbers(n, 2112)[:, 1536:], numbers(n, 128, 192)[..., 128:]
-            q, k = numbers(n, 64, 128), numbers(n, 128)
-            pools = [x.allocate(pages, PAGE, "cuda") for x in (latent, key)]
-            first = (kv, norm, 1e-6, turn, pools[0], slots)
-            transform, both = IndexTransform(weight, bias, 1e-6), (index_turn, index_turn)
-            second = (q, k, transform, both, pools[1], slots)
-            return lambda: prepare.prepare_attention(heads, turn, first, second, tile)
-
-        latent_bytes = n * (1152 + 512 + 8 + latent.bytes_per_token)
-        index_bytes = n * (4 * 64 * 128 + 256 + 1024 + 8 + key.bytes_per_token)
-        yield f"latent_write {latent.id}", latent_bytes, write
-        yield f"index_prepare {key.id}", index_bytes, index
-        total = latent_bytes + index_bytes + n * (4 * 128 * 64 + 512)
-        yield f"prepare_attention {latent.id}", total, joined
-
-
-def gathers(n: int) -> Iterator[tuple[str, int, Callable[[], Call]]]:
-    pages = torch.randperm(n // PAGE, device="cuda").to(torch.int32) + 1
-    for layout in (*LATENTS, KEYS[1]):
-
-        def gather(layout: KVLayout = layout) -> Call:
-            pool = layout.allocate(n // PAGE + 1, PAGE, device="cuda")
-            return lambda: cache.context_gather(pool, pages, 0, n)
-
-        yield f"context_gather {layout.id}", n * (layout.bytes_per_token + 2 * layout.dim), gather
-
-
-def check(tile: RowsTile) -> str:
-    """Bytes and queries beside the torch provider's on the CPU: shares that are equal."""
-    n = 203
-    generator = torch.Generator().manual_seed(1)
-    kv, q, k = (
-        torch.randn(shape, generator=generator).to(BF16)
-        for shape in ((n, 576), (n, 64, 128), (n, 128))
-    )
-    kv[5, 3], kv[6, 570], q[3, 2, 5], q[4, 1] = torch.nan, torch.inf, -torch.inf, torch.nan
-    norm, weight, bias = (
-        torch.randn(width, generator=generator).to(BF16) for width in (512, 128, 128)
-    )
-    slots = torch.randperm(n, generator=generator) + PAGE
-    slots[7] = -1
-    turns = [rope_rows(list(range(n)), 64, kind) for kind in (True, False)]
-    shares = []
-    for latent, key in zip(LATENTS, KEYS, strict=True):
-        results = []
-        for device, provider in (("cpu", torch_provider), ("cuda", cache)):
-            at = [x.to(device) for x in (kv, norm, slots, q, k, weight, bias)]
-            rows_at = [
-                RopeRows(t.axis, t.cos.to(device), t.sin.to(device), t.is_interleaved)
-                for t in turns
-            ]
-            pools = [x.allocate(n // PAGE + 2, PAGE, device=device) for x in (latent, key)]
-            for pool in pools:
-                pool.storage.zero_()
-            extra = (tile,) if device == "cuda" else ()
-            provider.latent_write(at[0], at[1], 1e-6, rows_at[0], pools[0], at[2], *extra)
-            transform, both = IndexTransform(at[5], at[6], 1e-6), (rows_at[1], rows_at[1])
-            turned = provider.index_prepare(at[3], at[4], transform, both, pools[1], at[2], *extra)
-            results.append([pools[0].storage.cpu(), pools[1].storage.cpu(), turned.cpu()])
-        for a, b in zip(*results, strict=True):
-            same = (a == b) | ((a != a) & (b != b))
-            shares.append(same.float().mean().item())
-    return " ".join(f"{share:.5f}" for share in shares)
-
-
-def show(
-    name: str, n: int, num_bytes: int, make: Callable[[], Call], known: dict[int, float]
-) -> None:
-    """One line."""
+def timed(name: str, n: int, num_bytes: int, make: Callable[[], Call], known: Known) -> Cell:
+    """One cell, printed."""
     took = microseconds([make() for _ in range(sets_for(num_bytes))])
-    speed = num_bytes / took / 1e3
-    share = speed / copy_speed(num_bytes, known)
-    print(f"{name:48} {n:7} {took:8.2f} {speed:7.0f} {share:8.2f}", flush=True)
+    cell = Cell(name, n, num_bytes, took, num_bytes / copy_speed(num_bytes, known) / 1e3)
+    print(cell.line, flush=True)
     torch.cuda.empty_cache()
+    return cell
 
 
 TILES = [
@@ -251,32 +123,48 @@ def compile_all() -> None:
         process.wait()
 
 
+def all_cells(kinds: list[str], tiles: list[RowsTile]) -> Iterator[Cell]:
+    """Every wanted kernel at every number of tokens."""
+    known: Known = {}
+    parts = {"norms": norms, "codes": codes, "gathers": gathers}
+    wanted = kinds or [*parts, "writes"]
+    for n in (64, 4096, 8192, 16384):
+        for kind in parts:
+            for cell in parts[kind](n) if kind in wanted else ():
+                yield timed(cell[0], n, *cell[1:], known)
+        for tile in tiles if {"writes", "tiles"} & set(wanted) else ():
+            mark = f" {tile.latents}/{tile.keys}/{tile.heads}/{tile.turned} w{tile.num_warps}"
+            for name, num_bytes, make in writes(n, tile):
+                yield timed(name + mark, n, num_bytes, make, known)
+
+
 def main() -> None:
-    kinds, known, begin = sys.argv[1:], dict[int, float](), time.time()
-    if "--share" in kinds:
-        for tile in TILES[int(kinds[1]) :: int(kinds[2])]:
+    parser = argparse.ArgumentParser(description="Row and cache kernels beside a copy.")
+    kinds = ("norms", "codes", "writes", "gathers", "tiles")
+    parser.add_argument("kinds", nargs="*", metavar="|".join(kinds))
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--share", nargs=2, type=int, help=argparse.SUPPRESS)
+    given, begin = parser.parse_args(), time.time()
+    if unknown := set(given.kinds) - set(kinds):
+        parser.error(f"{sorted(unknown)}: allowed are {', '.join(kinds)}")
+    if given.share:
+        for tile in TILES[given.share[0] :: given.share[1]]:
             for _, _, make in writes(64, tile):
                 make()()
         return
-    tiles = TILES if "tiles" in kinds else [cache.TILE]
-    if "tiles" in kinds:
+    tiles = TILES if "tiles" in given.kinds else [cache.TILE]
+    if "tiles" in given.kinds:
         compile_all()
         print(f"compiled in {time.time() - begin:.0f} s", flush=True)
     for tile in tiles:
         print(f"equal to the definition: {check(tile)}  {tile}", flush=True)
     print(f"{'kernel':48} {'tokens':>7} {'us':>8} {'GB/s':>7} {'of copy':>8}")
-    for n in (64, 4096, 8192, 16384):
-        cells = [*norms(n)] if "norms" in kinds or not kinds else []
-        cells += [*codes(n)] if "codes" in kinds or not kinds else []
-        cells += [*gathers(n)] if "gathers" in kinds or not kinds else []
-        for name, num_bytes, make in cells:
-            show(name, n, num_bytes, make, known)
-        for tile in (
-            tiles if not (set(kinds) and set(kinds) <= {"norms", "codes", "gathers"}) else ()
-        ):
-            mark = f" {tile.latents}/{tile.keys}/{tile.heads}/{tile.turned} w{tile.num_warps}"
-            for name, num_bytes, make in writes(n, tile):
-                show(name + mark, n, num_bytes, make, known)
+    cells = list(all_cells(given.kinds, tiles))
+    if given.json is not None:
+        run = describe_run(torch.device("cuda"))
+        run["command"] = shlex.join(["python", *sys.argv])
+        found = [asdict(cell) | {"of_copy": cell.copy_us / cell.us} for cell in cells]
+        given.json.write_text(json.dumps({"run": run, "cells": found}, indent=1) + "\n")
     print(f"done in {time.time() - begin:.0f} s")
 
 
