@@ -177,7 +177,7 @@ def test_linear_fp8_by_blocks(num_rows: int) -> None:
     test_linear_fp8(num_rows, (1536, 3072))
 
 
-@pytest.mark.parametrize("num_rows", [1, 300])
+@pytest.mark.parametrize("num_rows", [1, 300, 3000])
 def test_moe_fp8(num_rows: int) -> None:
     run = kernel("deepgemm", "moe_fp8", 64)
     num_experts, hidden, inner = 16, 1024, 256

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gnomon.attention.dispatch import KernelSet
-from gnomon.attention.providers.external import deepgemm
+from gnomon.attention.providers.external import deepgemm, deepgemm_moe
 from gnomon.attention.providers.external.deepgemm_moe import BLOCK, sorted_rows
 from gnomon.attention.spec import SPECS, Scale, check_provider
 from gnomon.attention.spec.model import Case
@@ -30,6 +31,26 @@ def test_moe_fp8(case: Case) -> None:
     provider = KernelSet("deepgemm", 1, kernels)
     result = check_provider(SPECS["moe_fp8"], provider, case, torch.bfloat16)
     assert result.is_ok, result
+
+
+@pytest.mark.parametrize("case", cases(WIDE), ids=lambda case: case.label)
+def test_many_rows_go_by_chunks_of_one_size(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deepgemm_moe, "CHUNK", 256)
+    library, sizes = DeepGemmModule(), []
+    run = library.m_grouped_fp8_gemm_nt_contiguous
+
+    def noted(*arguments: Any, **options: Any) -> None:
+        sizes.append(len(arguments[3]))
+        run(*arguments, **options)
+
+    monkeypatch.setattr(library, "m_grouped_fp8_gemm_nt_contiguous", noted)
+    provider = KernelSet("deepgemm", 1, deepgemm.DeepGemm(library, 132).kernels())
+    result = check_provider(SPECS["moe_fp8"], provider, case, torch.bfloat16)
+    assert result.is_ok, result
+    num_pairs, num_experts = case.arguments[1].numel(), len(case.arguments[3][0])
+    most = num_pairs + num_experts * (BLOCK - 1)
+    assert set(sizes) <= ({256} if most > 256 else {BLOCK, 2 * BLOCK})
+    assert len(sizes) == (2 * -(-most // 256) if num_pairs else 0)
 
 
 @given(

@@ -41,6 +41,14 @@ _PRODUCTS = (
     "DeepGEMM is 1.5 times as fast on an H200 (bench/tune_moe.py), in blocks of 2048 rows: one "
     "compiled kernel"
 )
+_FEW = (
+    "within 2 % of DeepGEMM or faster on an H200 (gnomon bench ops), but for up of dense layers; "
+    "DeepGEMM compiles for seconds at each new class of rows; it can be forced"
+)
+_EXPERTS = (
+    "DeepGEMM is up to 1.37 times as fast on an H200 (gnomon bench ops), in chunks of 8192 sorted "
+    "rows: one compiled kernel a weight"
+)
 _MANY = "FA3's adapter makes a dozen launches a call; it can be forced"
 _TUNED = "fastest on an H200 (bench/tune_attention.py)"
 _H200 = "fastest on an H200 (docs/results/h200_ops.json)"
@@ -81,9 +89,10 @@ MEASURED: tuple[Measured, ...] = (
     Measured("index_scores_paged", "decode", _INDEX, 64, ("triton", "deepgemm"), _H200),
     Measured("linear_fp8", "prefill", None, 1, ("triton", "deepgemm"), _COMPILED, num_rows=1024),
     Measured("linear_fp8", "prefill", None, 1, ("deepgemm", "triton"), _PRODUCTS, num_rows=4095),
-    Measured("linear_fp8", "decode", None, 1, ("triton", "deepgemm"), _COMPILED),
-    Measured("moe_fp8", "prefill", None, 1, ("triton", "deepgemm"), _COMPILED),
-    Measured("moe_fp8", "decode", None, 1, ("triton", "deepgemm"), _COMPILED),
+    Measured("linear_fp8", "decode", None, 1, ("triton", "deepgemm"), _FEW),
+    Measured("moe_fp8", "prefill", None, 1, ("triton", "deepgemm"), _COMPILED, num_rows=2048),
+    Measured("moe_fp8", "prefill", None, 1, ("deepgemm", "triton"), _EXPERTS, num_rows=4096),
+    Measured("moe_fp8", "decode", None, 1, ("triton", "deepgemm"), _H200),
 )
 
 

@@ -4,7 +4,8 @@ In:  what moe_fp8 takes (spec/linear.py). Out: as there.
 Contract of the library: kernels.md §1.14, "contiguous": rows of one expert adjoin and fill whole
 blocks; a block that belongs to nobody is marked −1 and skipped. How many blocks there are at most
 hangs on shapes alone, so nothing waits for the device and the call can be captured; memory is that
-of the worst case. Meant for many rows: with few rows an expert's block is mostly padding.
+of the worst case. Meant for many rows: with few rows an expert's block is mostly padding. Many rows
+go by chunks of one size, so that a weight needs one compiled kernel, whatever the number of rows.
 Hidden values are rounded to bf16 once, between the first product and silu.
 """
 
@@ -19,6 +20,7 @@ from gnomon.attention.providers.external import portable
 from gnomon.attention.providers.torch.linear import silu_quantise as plain_silu_quantise
 
 BLOCK = 128  # rows of one expert adjoin in multiples of it
+CHUNK = 8192  # sorted rows of a call, where there are more
 GROUP = 128
 
 Codes = tuple[Tensor, Tensor]
@@ -48,7 +50,9 @@ def sorted_rows(expert_ids: Tensor, num_experts: int) -> ExpertRows:
     """Sort the pairs of expert_ids [R, k] (−1: none, sorted behind all experts)."""
     ids, device = expert_ids.flatten(), expert_ids.device
     num_pairs, num_choices = ids.shape[0], expert_ids.shape[1]
-    most = -(-(num_pairs + num_experts * (BLOCK - 1)) // BLOCK) * BLOCK
+    most = num_pairs + num_experts * (BLOCK - 1)
+    unit = CHUNK if most > CHUNK else BLOCK
+    most = -(-most // unit) * unit
     key = torch.where(ids < 0, num_experts, ids)
     ordered, order = key.sort(stable=True)
     count = torch.zeros(num_experts + 1, dtype=torch.int64, device=device)
@@ -82,19 +86,19 @@ def moe_fp8(
     if expert_ids.numel() == 0:
         return torch.zeros((x[0].shape[0], hidden), dtype=dtype, device=x[0].device)
     rows = sorted_rows(expert_ids, num_experts)
-    codes = x[0].view(torch.uint8).index_select(0, rows.source).view(torch.float8_e4m3fn)
-    inner = codes.new_empty((len(rows.source), width), dtype=dtype)
-    library.m_grouped_fp8_gemm_nt_contiguous(
-        (codes, x[1].index_select(0, rows.source)),
-        gate_up,
-        inner,
-        rows.expert,
-        disable_ue8m0_cast=True,
-    )
-    out = codes.new_empty((len(rows.source), hidden), dtype=dtype)
-    library.m_grouped_fp8_gemm_nt_contiguous(
-        _silu_quantise(inner, is_power_of_two), down, out, rows.expert, disable_ue8m0_cast=True
-    )
+    out = torch.empty((len(rows.source), hidden), dtype=dtype, device=x[0].device)
+    for start in range(0, len(rows.source), CHUNK):
+        part = slice(start, start + CHUNK)
+        source, experts = rows.source[part], rows.expert[part]
+        codes = x[0].view(torch.uint8).index_select(0, source).view(torch.float8_e4m3fn)
+        inner = torch.empty((len(source), width), dtype=dtype, device=codes.device)
+        library.m_grouped_fp8_gemm_nt_contiguous(
+            (codes, x[1].index_select(0, source)), gate_up, inner, experts, disable_ue8m0_cast=True
+        )
+        library.m_grouped_fp8_gemm_nt_contiguous(
+            _silu_quantise(inner, is_power_of_two), down, out[part], experts,
+            disable_ue8m0_cast=True,
+        )  # fmt: skip
     return _mixed(out, rows.place, expert_ids, expert_weights)
 
 
