@@ -49,6 +49,16 @@ def test_decode_steps_do_replay_and_prompts_do_not():
     assert seen == [Batch] + [DecodeBatch] * 4
 
 
+def test_a_prompt_that_was_scored_decodes_by_graphs():
+    parts = graph_parts()
+    seen = []
+    run_batch = parts.runner.run
+    core = EngineCore(parts)
+    parts.runner.run = lambda batch, *rest: seen.append(type(batch)) or run_batch(batch, *rest)
+    run(core, [request("a", prompt(30), 4, prompt_logprobs=1)])
+    assert seen == [Batch] + [DecodeBatch] * 3
+
+
 def test_a_decode_step_reads_nothing_back_before_it_lands():
     parts = graph_parts()
     core = EngineCore(parts)

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from gnomon.attention.routes import Route
 from gnomon.engine.core import EngineCore
-from gnomon.engine.warm_up import ladder, numbers, shapes, warm_up
+from gnomon.engine.warm_up import warm_up
+from gnomon.engine.warm_up_shapes import Room, ladder, mixtures, numbers, shapes
 from tests.engine.graph_engine import graph_core, graph_parts
 from tests.engine.tiny_engine import outputs, prompt, request
 
@@ -21,14 +22,34 @@ from tests.engine.tiny_engine import outputs, prompt, request
     st.integers(2, 10**6),
     st.tuples(st.integers(1, 10**4), st.sampled_from([1, 16, 64])),
     st.integers(0, 4096),
+    st.integers(0, 1024),
 )
-def test_no_step_passes_a_limit(max_tokens, max_seqs, max_len, pages, topk):
+def test_no_step_passes_a_limit(max_tokens, max_seqs, max_len, pages, topk, captured):
     max_seqs, (num_pages, page_size) = min(max_seqs, max_tokens), pages
-    for work in shapes(max_tokens, max_seqs, max_len, pages, topk):
+    room = Room(
+        max_tokens=max_tokens,
+        max_seqs=max_seqs,
+        max_len=max_len,
+        num_pages=num_pages,
+        page_size=page_size,
+        topk=topk,
+    )
+    for work in [*shapes(room), *ladder(room, captured), *mixtures(room)]:
         assert 1 <= sum(rows for rows, _ in work) <= max_tokens
         assert len(work) <= max_seqs
         assert all(1 <= rows <= length <= max_len for rows, length in work)
         assert sum(-(-length // page_size) for _, length in work) <= num_pages
+
+
+def test_mixtures_climb_in_both_kinds():
+    room = Room(max_tokens=2048, max_seqs=24, max_len=6144, num_pages=1152, page_size=64, topk=2048)
+    works = mixtures(room)
+    decoding = [len(work) for work in works if all(rows == 1 for rows, _ in work)]
+    assert decoding == [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 15, 18, 22]
+    beside = [work for work in works if work[0][0] > 1]
+    assert [work[1][0] for work in beside] == [2**power for power in range(1, 11)]
+    assert {work[0] for work in beside} == {(1024, 1024)}
+    assert {work[1][1] for work in beside} == {6144}
 
 
 @pytest.mark.parametrize("captured_tokens", [0, 12])
@@ -70,16 +91,6 @@ def test_numbers_leave_no_great_gap(most, part):
     assert all(2 <= number <= most for number in found)
     for one, other in pairwise([*found, most + 1]):
         assert other <= one + max(1, one // part)
-
-
-@given(
-    st.integers(0, 4096), st.integers(1, 9000), st.integers(2, 10**5), st.sampled_from([64, 2048])
-)
-def test_the_ladder_keeps_the_limits(captured, max_tokens, longest, topk):
-    for work in ladder(captured, max_tokens, longest, topk):
-        ((rows, length),) = work
-        assert 2 <= rows <= min(max_tokens, length)
-        assert length <= longest
 
 
 @pytest.mark.parametrize("most", [64, 200])

@@ -197,8 +197,9 @@ def _feed(items: Sequence[ScheduledRequest], fed: Fed) -> NDArray[np.int64]:
 
 
 def _is_plain_decode(item: ScheduledRequest) -> bool:
-    """One row that samples, and no prompt to score."""
-    scores = item.request.params.prompt_logprobs is not None
+    """One row that samples, and nothing of a prompt to score (any more)."""
+    is_scored = item.num_computed >= item.num_prompt_tokens
+    scores = item.request.params.prompt_logprobs is not None and not is_scored
     return item.num_new_tokens == 1 and item.needs_sample and not scores
 
 

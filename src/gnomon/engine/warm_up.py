@@ -15,7 +15,7 @@ Not here: captured parts (their capture is their warm-up), the forms of sampling
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -33,6 +33,7 @@ from gnomon.engine.messages import EngineRequest
 from gnomon.engine.runner import PROMPT_SLICE, Runner
 from gnomon.engine.sampling_params import MAX_LOGPROBS, SamplingParams
 from gnomon.engine.warm_up_sampling import warm_up_sampling
+from gnomon.engine.warm_up_shapes import FINE_ROWS, Room, Work, ladder, mixtures, shapes
 
 if TYPE_CHECKING:
     from gnomon.engine.assembly import Parts
@@ -40,58 +41,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MIB = 2**20
-MATES = 8  # requests of a step with several
-FINE_ROWS = 2048  # from here on any number of rows fills a GPU
-Work = list[tuple[int, int]]  # (rows, tokens in the cache once they have run) of each request
 NAME = "warm-up"
-
-
-def shapes(
-    max_tokens: int, max_seqs: int, max_len: int, pages: tuple[int, int], topk: int = 0
-) -> list[Work]:
-    """Steps that between them take every way: a fresh prompt, a long one's end, each with decode.
-
-    `pages`: how many there are, and the tokens of each; no step needs more. `topk`: the longest
-    prompt that may be attended densely, where that is less than a step holds.
-    """
-    num_pages, page_size = pages
-    longest = min(max_len, num_pages * page_size)
-    fresh = min(max_tokens, longest)
-    num_mates = max(1, min(max_seqs, max_tokens, num_pages, MATES))
-    share = min(max_len, num_pages // num_mates * page_size)
-    rest = max(1, min(max_tokens - num_mates + 1, share))
-    mates = [(1, share)] * (num_mates - 1)
-    part = min(topk, rest)
-    dense = [[(part, part), *mates]] if topk else []
-    dense += [[(topk, topk)]] if 0 < topk < fresh else []
-    return [
-        *dense,
-        [(fresh, fresh)],
-        [(fresh, longest)],
-        [(1, share)] * num_mates,
-        [(rest, share), *mates],
-    ]
-
-
-def ladder(most_captured: int, max_tokens: int, longest: int, topk: int) -> list[Work]:
-    """A request of ever more rows: fresh, of few rows behind all that fits, and behind ``topk``.
-
-    Kernels differ by the rows that they have; for the last ones, by how well those fill the GPU,
-    so that each number is at most an eighth above the one before.
-    """
-    most = min(max_tokens, longest)
-    works = [[(rows, rows)] for rows in numbers(most, 4)]
-    works += [[(rows, longest)] for rows in numbers(min(most, most_captured), 4)]
-    works += [[(rows, min(longest, rows + topk))] for rows in numbers(min(most, FINE_ROWS), 8)]
-    return works
-
-
-def numbers(most: int, part: int) -> Iterator[int]:
-    """2, ... up to ``most``, each larger by a ``part``-th of the one before, by one at least."""
-    number = 2
-    while number <= most:
-        yield number
-        number += max(1, number // part)
 
 
 def warm_up(parts: Parts, progress: Callable[[str, int, int], None]) -> None:
@@ -124,13 +74,28 @@ def warm_up(parts: Parts, progress: Callable[[str, int, int], None]) -> None:
 
 def _works(parts: Parts) -> tuple[list[Work], int]:
     """All steps of the warm-up, and how many of them, the first ones, the whole model runs."""
-    limits, pages, rules = parts.scheduler.config, parts.scheduler.pages, parts.builder.rules
-    most_tokens, topk = limits.max_num_batched_tokens, rules.dims.index_topk
-    size = pages.num_spans, pages.span_tokens
-    works = shapes(most_tokens, limits.max_num_seqs, limits.max_model_len, size, topk)
-    longest = min(limits.max_model_len, pages.num_spans * pages.span_tokens)
-    rungs = ladder(parts.runner.most_captured, most_tokens, longest, topk)
-    return works + rungs, len(works)
+    limits, pages, topk = parts.scheduler.config, parts.scheduler.pages, parts.builder.rules.dims
+    room = Room(
+        max_tokens=limits.max_num_batched_tokens,
+        max_seqs=limits.max_num_seqs,
+        max_len=limits.max_model_len,
+        num_pages=pages.num_spans,
+        page_size=pages.span_tokens,
+        topk=topk.index_topk,
+    )
+    whole = shapes(room)
+    more = _rows_of_lists(parts, room)
+    rungs = ladder(room, parts.runner.most_captured, more)
+    return [*whole, *rungs, *mixtures(room, more)], len(whole)
+
+
+def _rows_of_lists(parts: Parts, room: Room) -> list[int]:
+    """Numbers of rows that between them meet every form in which Triton attends lists."""
+    from gnomon.attention.providers.triton.attention_sparse import numbers_of_rows
+
+    attention = parts.runner.model.layers[0].attention
+    query = attention.up_key.new_empty((1, attention.num_heads, attention.latent_dim))
+    return numbers_of_rows(query, room.topk, min(room.fresh, FINE_ROWS))
 
 
 def _run(runner: Runner, batch: Batch, both_ways: bool) -> Tensor:

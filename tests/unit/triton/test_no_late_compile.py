@@ -22,7 +22,8 @@ from gnomon.engine.assembly import Parts, put_together, survey
 from gnomon.engine.config import EngineConfig
 from gnomon.engine.machine import GIB, known_gpu
 from gnomon.engine.memory_plan import GPU_BUDGET
-from gnomon.engine.warm_up import Work, _batch, warm_up
+from gnomon.engine.warm_up import _batch, warm_up
+from gnomon.engine.warm_up_shapes import Work
 from gnomon.models.sources import open_model
 from tests.engine.static_kernels import StaticRecorder
 from tests.unit.triton.launch_keys import watching
@@ -97,11 +98,11 @@ def engine(family: str, **more: object) -> Parts:
 
 
 def random_step(chance: random.Random, most_tokens: int, max_len: int) -> Work:
-    """One to twelve requests, some of one row, some at the end of a context."""
+    """One to twelve requests, some of one row, some at the end of a context, some fresh."""
     rows_left, pages_left, work = chance.choice([8, 60, 300, 900, most_tokens]), NUM_PAGES - 1, []
     for _ in range(chance.choice([1, 1, 2, 3, 5, 12])):
         rows = chance.choice([1, rows_left, chance.randint(1, rows_left)])
-        length = min(max_len, rows + chance.choice([0, 0, chance.randint(0, 9000)]))
+        length = min(max_len, rows + chance.choice([0, 0, 3000, chance.randint(0, 9000)]))
         if -(-length // PAGE) <= pages_left:
             work.append((rows, length))
             rows_left, pages_left = rows_left - rows, pages_left - -(-length // PAGE)
@@ -125,6 +126,22 @@ def test_no_step_launches_what_the_warm_up_did_not(family: str) -> None:
         for key in launched.keys() - seen.keys():
             late.setdefault(key, work)
     assert len(seen) > 40
+    assert not late, "\n".join(f"{key} of {work}" for key, work in late.items())
+
+
+@pytest.mark.usefixtures("as_on_an_h200")
+def test_nor_does_any_number_of_rows_beside_a_dense_prompt_or_decoding() -> None:
+    """A query latent of few groups of FP8: its kernel hangs on the number of rows that choose."""
+    widths, late = WIDTHS.replace("q_rank=1536", "q_rank=512"), {}
+    with watching() as seen:
+        parts = engine("glm_moe_dsa", model=f"random:glm_moe_dsa,{widths}", kv_layout="fp8")
+        warm_up(parts, lambda *_: None)
+    works = [[(600, 600), (rows, rows + 3000)] for rows in (1, 3, 200, 255, 256, 300, 512, 900)]
+    works += [[(1, 1500)] * count for count in range(1, 17)]
+    for work in works:
+        with watching() as launched:
+            parts.runner.run(_batch(parts.builder.rules, work, parts.scheduler.pages.groups))
+        late |= dict.fromkeys(launched.keys() - seen.keys(), work)
     assert not late, "\n".join(f"{key} of {work}" for key, work in late.items())
 
 

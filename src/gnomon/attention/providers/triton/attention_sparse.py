@@ -64,11 +64,8 @@ def sparse_mla(
     out: Result | None = None,
 ) -> Result:
     """Row r attends the first count[r] of its slots; as many splits as keep the device busy."""
-    num_rows, num_heads, _ = q_latent.shape
-    tile = tile_of(q_latent, pool, num_rows)
-    programs = num_rows * -(-num_heads // tile.heads)
-    processors = count_processors(q_latent.device)
-    splits = Splits(choose_splits(max(programs, 1), slots.shape[1], tile, processors))
+    is_packed = not isinstance(pool.layout, PlainLayout)
+    tile, splits = form_of(q_latent, is_packed, q_latent.shape[0], slots.shape[1])
     call = ListCall(q_latent, q_rope, pool, slots, count, scale)
     return call.run(tile, splits, out)
 
@@ -162,12 +159,39 @@ class ListCall:
         )  # fmt: skip
 
 
-def tile_of(q_latent: Tensor, pool: PagedPool, num_rows: int | None = None) -> ListTile:
-    """The tile of a call; without ``num_rows`` its rows have no say."""
+def form_of(
+    q_latent: Tensor, is_packed: bool, num_rows: int, list_width: int
+) -> tuple[ListTile, Splits]:
+    """What sparse_mla runs with for so many rows like those of q_latent."""
+    _, num_heads, width = q_latent.shape
+    on_hopper = has_wgmma(q_latent.device)
+    tile = choose_tile(num_heads, width, q_latent.dtype, is_packed, num_rows, on_hopper)
+    programs = num_rows * -(-num_heads // tile.heads)
+    processors = count_processors(q_latent.device)
+    return tile, Splits(choose_splits(max(programs, 1), list_width, tile, processors))
+
+
+def numbers_of_rows(q_latent: Tensor, list_width: int, most_rows: int) -> list[int]:
+    """Ascending: the fewest and the most rows that run with each form of sparse_mla.
+
+    Over either kind of pool: packed latents are unpacked first where rows are many.
+    """
+    fewest: dict[tuple[ListTile, Splits, bool], int] = {}
+    most: dict[tuple[ListTile, Splits, bool], int] = {}
+    for is_packed in (False, True):
+        for num_rows in range(1, most_rows + 1):
+            form = (*form_of(q_latent, is_packed, num_rows, list_width), is_packed)
+            fewest.setdefault(form, num_rows)
+            most[form] = num_rows
+    return sorted({*fewest.values(), *most.values()})
+
+
+def tile_of(q_latent: Tensor, pool: PagedPool) -> ListTile:
+    """The tile of a call in which the number of rows has no say."""
     is_packed = not isinstance(pool.layout, PlainLayout)
     _, num_heads, width = q_latent.shape
     on_hopper = has_wgmma(q_latent.device)
-    return choose_tile(num_heads, width, q_latent.dtype, is_packed, num_rows, on_hopper)
+    return choose_tile(num_heads, width, q_latent.dtype, is_packed, None, on_hopper)
 
 
 def split_dtype(q_latent: Tensor, pool: PagedPool) -> torch.dtype:
