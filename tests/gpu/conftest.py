@@ -8,6 +8,7 @@ Out: kernels compiled once into one cache; memory given back after each test, so
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from itertools import zip_longest
@@ -17,6 +18,7 @@ import pytest
 import torch
 
 WIDEST = 300  # characters of a line
+MUCH = 1 << 30  # bytes that a test left behind
 SLOW = (
     "[wide fp8]",
     "test_deterministic.py::test_the_bits",
@@ -91,4 +93,6 @@ def memory_given_back() -> Iterator[None]:
     """Blocks that a test freed go back to the device."""
     yield
     if torch.cuda.is_available():
+        if torch.cuda.memory_allocated() > MUCH:  # an engine may hang in a cycle of references
+            gc.collect()
         torch.cuda.empty_cache()
