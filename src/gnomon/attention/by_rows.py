@@ -1,8 +1,8 @@
 """A kernel chosen by the number of rows of a call, where the fastest one depends on it.
 
 In:  an operator, a need, providers, the numbers of rows that were measured (providers/ranking.py).
-Out: a Choice and one kernel that hands each call on, by the rows of its first argument: a shape,
-     known to the host, fixed in a captured graph.
+Out: a Choice and one kernel that hands each call on, by the rows of its first argument (of moe_fp8
+     its codes): a shape, known to the host, fixed in a captured graph.
 A fusion comes from one provider: those that stand for an operator by rows are unbound
 (engine/operators.py).
 """
@@ -18,7 +18,7 @@ from gnomon.attention.dispatch import Choice, OpNeed, Provider, Ranking, choose
 from gnomon.attention.ops.attend import values_of
 
 Kernel = Callable[..., Any]
-OPERATORS_BY_ROWS = ("sparse_mla", "dense_mha", "linear_fp8")
+OPERATORS_BY_ROWS = ("sparse_mla", "dense_mha", "linear_fp8", "moe_fp8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,8 @@ class ByRows:
 
     def __call__(self, *arguments: Any) -> Any:
         """Run the kernel for the rows of the first argument."""
-        return self._kernel(arguments[0].shape[0])(*arguments)
+        first = arguments[0][0] if isinstance(arguments[0], tuple) else arguments[0]
+        return self._kernel(first.shape[0])(*arguments)
 
     def values(self, *arguments: Any) -> Any:
         """Of sparse_mla: ``out`` alone (ops/attend.py)."""

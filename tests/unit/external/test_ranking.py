@@ -8,7 +8,14 @@ import pytest
 import torch
 
 from gnomon.attention.by_rows import OPERATORS_BY_ROWS, choose_by_rows
-from gnomon.attention.dispatch import OPERATORS, KernelSet, OpNeed, Requirement, choose
+from gnomon.attention.dispatch import (
+    OPERATORS,
+    KernelSet,
+    OpNeed,
+    Requirement,
+    bind_operators,
+    choose,
+)
 from gnomon.attention.ops.operators import Operators
 from gnomon.attention.providers.external.deepgemm import BLOCK_ROWS
 from gnomon.attention.providers.ranking import MEASURED, Measured, fastest, row_classes, table_of
@@ -145,6 +152,25 @@ def test_linears_of_long_prefills_are_deepgemms_where_it_is() -> None:
     assert called == ["triton", "triton", "deepgemm", "deepgemm"]
     assert choose_by_rows("linear_fp8", need, providers[:1], fastest, classes) is None
     assert fastest("linear_fp8", NEED)[0][0] == "triton"
+
+
+def test_experts_of_long_prefills_are_deepgemms_and_of_short_ones_tritons() -> None:
+    """Their first argument is codes and scales; rows are the codes'."""
+    providers = tuple(
+        KernelSet(name, rank, dict.fromkeys(OPERATORS, lambda *_, name=name: name))
+        for rank, name in enumerate(("triton", "deepgemm"))
+    )
+    need = replace(NEED, phase="prefill")
+    ops, choices = _by_rows(need, providers, {}, *bind_operators(need, providers, {}, fastest))
+    rows = (1, 300, 2048, 4096, 8192)
+    called = [ops.kernels["moe_fp8"]((torch.zeros(n, 4), torch.zeros(n, 1))) for n in rows]
+    assert called == ["triton", "triton", "triton", "deepgemm", "deepgemm"]
+    words = {choice.op: choice.reason for choice in choices}
+    assert words["moe_fp8"].startswith("up to 2896 rows triton, then deepgemm")
+
+
+def test_all_that_was_measured_by_rows_is_bound_by_rows() -> None:
+    assert {one.op for one in MEASURED if one.num_rows} <= set(OPERATORS_BY_ROWS)
 
 
 def row(name: str, microseconds: float, shape: str = "", num_heads: int = 16) -> dict[str, object]:
