@@ -73,6 +73,11 @@ def test_no_server_and_no_url_are_told_apart() -> None:
     for url in ("ftp://x", "http://localhost:99999", "http://localhost:abc"):
         with pytest.raises(ConfigError, match="http://host:port"):
             bench_serve(url, "", settings)
+    with pytest.raises(ConfigError, match="its host is no name"):
+        bench_serve("http://a..b", "named", settings)
+    for key in ("k\u20acy", "key\n"):
+        with pytest.raises(ConfigError, match="no header can carry"):
+            bench_serve("http://localhost:1", "named", settings, key)
 
 
 @pytest.mark.parametrize(

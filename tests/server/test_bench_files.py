@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
+import threading
+
 from typer.testing import CliRunner
 
+from gnomon.bench.result_files import write_json
 from gnomon.bench.serve import Answer, ServeResult, ServeSettings
 from gnomon.bench.serve_client import ClientLoad
 from gnomon.bench.serving_pictures import draw_serve, draw_startup
@@ -46,3 +51,22 @@ def test_nobody_is_called_a_bottleneck_where_nothing_was_answered() -> None:
     for answers, is_said in (((Answer(0.0, error="HTTP 500"),), False), ((good,), True)):
         result = ServeResult(ServeSettings(), answers, 2.0, busy)
         assert any("bottleneck" in line for line in _lines(result)) is is_said
+
+
+def test_json_is_written_to_a_pipe_or_a_link_and_leaves_it_one(tmp_path) -> None:
+    """As to /dev/null and /dev/stdout: a file in their place would be found by everybody else."""
+    pipe, link, file = tmp_path / "pipe", tmp_path / "link", tmp_path / "file"
+    os.mkfifo(pipe)
+    heard: list[str] = []
+    reader = threading.Thread(target=lambda: heard.append(pipe.read_text()), daemon=True)
+    reader.start()
+    write_json(pipe, {"a": 1})
+    reader.join(10)
+    assert json.loads(heard[0]) == {"a": 1}
+    assert pipe.is_fifo()
+    file.write_text("old")
+    link.symlink_to(file)
+    write_json(link, {"b": 2})
+    assert link.is_symlink()
+    assert json.loads(file.read_text()) == {"b": 2}
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["file", "link", "pipe"]

@@ -39,9 +39,16 @@ def require_result_files(json_file: Path | None, picture: Path | None) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Replace the file at once: a run that is cut off leaves the last whole one."""
+    """Replace the file at once: a run that is cut off leaves the last whole one.
+
+    What is no file of its own (/dev/null, /dev/stdout, a pipe, a link) is written to and stays.
+    """
+    text = json.dumps(value, indent=1) + "\n"
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        path.write_text(text, encoding="utf-8")
+        return
     fresh = path.with_name(f".{path.name}.part")
-    fresh.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+    fresh.write_text(text, encoding="utf-8")
     fresh.replace(path)
 
 

@@ -137,12 +137,21 @@ class StreamClient:
             raise ConfigError(f"url is {url!r}: {error}; give it as http://host:port.") from None
         if parts.scheme not in ("http", "https") or parts.hostname is None:
             raise ConfigError(f"url is {url!r}: give it as http://host:port.")
+        try:
+            parts.hostname.encode("idna")
+        except UnicodeError as error:
+            raise ConfigError(f"url is {url!r}: its host is no name ({error}).") from None
         self._is_secure = parts.scheme == "https"
         self._ssl = ssl.create_default_context() if self._is_secure else None
         self._host = parts.hostname
         self._port = port or (443 if self._is_secure else 80)
         self._base = parts.path.rstrip("/").removesuffix("/v1")
         self._headers = {"Content-Type": "application/json"}
+        if api_key and not (api_key.isascii() and api_key.isprintable()):
+            raise ConfigError(
+                "api_key holds characters that no header can carry (a line's end, or none of "
+                "ASCII); give it as the server has it."
+            )
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
         self._model = model or self._served_model()

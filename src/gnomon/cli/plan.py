@@ -139,8 +139,9 @@ def _require_ranks(label: str, model: ModelConfig, num_ranks: int) -> None:
     allowed = _ranks_of(model)
     if num_ranks not in allowed:
         raise ConfigError(
-            f"tp is {num_ranks}: {label} has {model.num_attention_heads} heads, which that many "
-            f"GPUs cannot share. Allowed are {', '.join(map(str, allowed))}."
+            f"tp is {num_ranks}: {label} has {model.num_attention_heads} heads, of which each GPU "
+            f"takes as many, and plans go to {MOST_RANKS} GPUs. Allowed are "
+            f"{', '.join(map(str, allowed))}."
         )
 
 

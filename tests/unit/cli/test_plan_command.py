@@ -82,6 +82,7 @@ def test_weights_that_are_dequantised_take_twice_as_much():
     [
         (("--tp", "3"), r"tp is 3: .* 128 heads.*Allowed are 1, 2, 4, 8, 16, 32, 64"),
         (("--tp", "1000"), "tp is 1000"),
+        (("--tp", "128"), r"tp is 128: .*plans go to 64 GPUs.*Allowed are 1, 2, 4, 8, 16, 32, 64"),
         (("--device", "cpu"), "plan is for GPUs"),
         (("--decode-backend", "nonsense"), r"decode_backend is 'nonsense'.*flashmla"),
         (("--kv-layout", "fp9"), "cache layout 'fp9'"),
