@@ -138,6 +138,17 @@ def test_a_row_of_many_parts() -> None:
         agrees(searched(scores[None], count, 40, SHARED), scores[None], count, 40)
 
 
+def test_a_row_of_just_k_above_one_value_that_all_others_have() -> None:
+    """The K-th is not the tied one, and the margin tells how far it lies above."""
+    scores = torch.ones(1, 203)
+    scores[0, 3:203:30] = torch.arange(2.0, 9.0)  # 7 columns
+    count = torch.tensor([203], dtype=torch.int32)
+    found = searched(scores, count, 7, SHARED)
+    assert found.ids[0].tolist() == list(range(3, 203, 30))
+    assert found.margin is not None
+    assert found.margin.tolist() == [1.0]
+
+
 def test_the_usual_sizes_on_strided_rows() -> None:
     generator = torch.Generator().manual_seed(5)
     scores = torch.randn(3, 9000, generator=generator)[:, :8999]
