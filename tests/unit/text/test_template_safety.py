@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from hypothesis import given
+from jinja2.exceptions import SecurityError
 
 from gnomon.errors import CheckpointError, RequestError
 from gnomon.text.encodings import jinja_sandbox
 from gnomon.text.encodings.template import TemplateEncoding
+from gnomon.text.encodings.traced import Tracer
 from tests.unit.text.test_template import ENCODINGS, TEMPLATES, TOKENIZER, TOOLS, conversations
 
 CONTROL_IDS = frozenset(TOKENIZER.added_tokens.values())
@@ -158,6 +161,24 @@ def test_the_time_is_bounded(work: str, monkeypatch: pytest.MonkeyPatch) -> None
         encoding.render([{"role": "user", "content": "x" * 1000}])
     assert raised.value.param == "messages"
     assert encoding.render([{"role": "user", "content": "x"}]).text.endswith("x")
+
+
+def test_filters_that_take_all_at_once_are_timed_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each sum takes six seconds of this clock: a third one is one too many."""
+    clock = [0.0]
+
+    def slow() -> Iterator[int]:
+        clock[0] += 6.0
+        yield 1
+
+    monkeypatch.setattr(jinja_sandbox.time, "thread_time", lambda: clock[0])
+    room = jinja_sandbox.TemplateRoom(Tracer((), "here"))
+    template = room.from_string(
+        "{% for _ in range(9) %}{{ values[loop.index0] | sum }}{% endfor %}"
+    )
+    with room.time_limit(), pytest.raises(SecurityError, match="more than 10 s"):
+        template.render(values=[slow() for _ in range(9)])
+    assert clock[0] == 12.0
 
 
 def test_text_of_any_planes_survives() -> None:

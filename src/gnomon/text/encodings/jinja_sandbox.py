@@ -97,7 +97,11 @@ class TemplateRoom(ImmutableSandboxedEnvironment):
         """Something that a template can repeat is about to happen."""
         now = self._time
         now.ticks += 1
-        if now.ticks % _TICKS_PER_LOOK == 0 and time.thread_time() > now.end:
+        if now.ticks % _TICKS_PER_LOOK == 0:
+            self._look()
+
+    def _look(self) -> None:
+        if time.thread_time() > self._time.end:
             raise SecurityError(f"the chat template takes more than {MAX_SECONDS:g} s")
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
@@ -115,10 +119,14 @@ class TemplateRoom(ImmutableSandboxedEnvironment):
         return tree
 
     def _watched(self, apply: Callable[..., Any]) -> Callable[..., Any]:
-        """A filter whose items tick as they are handed on, if it hands them on one by one."""
+        """A filter behind a look at the clock, since one (tojson, sort) may go through everything.
+
+        If it hands its items on one by one, they tick.
+        """
 
         @functools.wraps(apply)  # with Jinja's own marks, which are attributes
         def watched(*args: Any, **kwargs: Any) -> Any:
+            self._look()
             found = apply(*args, **kwargs)
             return self._ticking(found) if isinstance(found, GeneratorType) else found
 
