@@ -33,7 +33,10 @@ class ServerSettings:
     ] = 15.0
     stream_interval: A[
         int,
-        Flag("tokens of a stream that are sent together; its first and last never wait", least=1),
+        Flag(
+            "tokens of a stream sent together; the first and last never wait, nor do stop strings",
+            least=1,
+        ),
     ] = 1
     log_requests: A[bool, Flag("write prompts and parameters to the log")] = False
     log_level: A[str, Flag("least severity that is logged", choices=LOG_LEVELS)] = "info"
