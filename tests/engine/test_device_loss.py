@@ -156,6 +156,25 @@ def test_what_cannot_be_done_again_is_refused(tmp_path):
     assert "--check is for" in str(CliRunner().invoke(app, words).exception)
 
 
+def test_a_damaged_file_is_refused_before_a_model_is_loaded(tmp_path):
+    core = tiny_core(record=str(tmp_path / "r"))
+    core.add([request("a", prompt(30), 9)])
+    lost_by(core)
+    (path,) = (tmp_path / "r").iterdir()
+    facts = json.loads(path.read_text())
+    assert read_lost_step(path).step_id == facts["step"]
+    (known,) = facts["requests"]
+    for name in known:
+        rest = {key: value for key, value in known.items() if key != name}
+        path.write_text(json.dumps({**facts, "requests": [rest]}))
+        with pytest.raises(ConfigError, match=rf"no lost step.*KeyError: '{name}'"):
+            read_lost_step(path)
+    for change in ({"format": "other"}, {"requests": [5]}, {"groups": ["other"]}):
+        path.write_text(json.dumps({**facts, **change}))
+        with pytest.raises(ConfigError, match="no lost step"):
+            read_lost_step(path)
+
+
 @pytest.mark.parametrize("is_lost", [True, False])
 def test_a_librarys_own_error_asks_the_device(monkeypatch, is_lost):
     """Triton raises RuntimeError; a device that is lost says so whenever it is asked."""

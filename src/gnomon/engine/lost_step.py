@@ -105,6 +105,10 @@ def read_lost_step(path: Path) -> LostStep:
             groups=tuple(facts["groups"]),
             requests=tuple(facts["requests"]),
         )
+        if facts["format"] != FORMAT:
+            raise ValueError(f"format is {facts['format']!r}, not {FORMAT!r}")
+        for one in found.requests:
+            _require_facts(one, found.groups)
         is_redacted = any(one["tokens"] is None for one in found.requests)
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
@@ -119,6 +123,15 @@ def read_lost_step(path: Path) -> LostStep:
             "again. Record without --redact."
         )
     return found
+
+
+def _require_facts(request: Mapping[str, Any], groups: tuple[str, ...]) -> None:
+    """KeyError, TypeError or ValueError if a request lacks what `facts_of` writes."""
+    for name in ("request_id", "needs_sample", "tokens"):
+        request[name]
+    int(request["num_computed"]), int(request["num_new_tokens"])
+    for group in groups:
+        np.array(request["pages"][group], dtype=np.int32)
 
 
 def config_for(lost: LostStep, device: str | None, changes: Mapping[str, Any]) -> EngineConfig:
