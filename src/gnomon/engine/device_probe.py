@@ -3,7 +3,8 @@
 In:  the machine as it looks, the device flag.
 Out: the machine that will be used and what it lacks, each with what is used instead. A GPU on which
      Triton starts no kernel (not installed, no compiler, a driver older than its code) is not used:
-     sampling and every operator need it. One that captures no graph runs all steps eagerly.
+     sampling and every operator need it. One that captures no graph runs all steps eagerly. One
+     whose memory others hold can do both: what is left is for the memory plan to refuse.
 Errors: ConfigError where the GPU was asked for, or captures were.
 Not here: what can be known without trying (machine.py).
 """
@@ -100,6 +101,8 @@ def probe_driver(
 def _fault_of(trial: Callable[[], None]) -> str:
     try:
         trial()
+    except torch.OutOfMemoryError:
+        return ""
     except Exception as error:  # compilers and drivers have errors of their own classes
         lines = str(error).strip().splitlines() or [""]
         return f"{type(error).__name__}: {lines[0]}".rstrip(": .")

@@ -47,6 +47,11 @@ def test_a_gpu_on_which_triton_starts_nothing_is_passed_over_and_it_is_said():
     assert "second line" not in said
 
 
+def test_a_gpu_that_others_have_filled_is_not_passed_over():
+    full = fails(torch.OutOfMemoryError("CUDA out of memory"))
+    assert probe_driver(EngineConfig(), H200, {"kernel": full, "graph": full}) == Probed(H200)
+
+
 def test_it_is_refused_where_the_gpu_was_asked_for():
     with pytest.raises(ConfigError, match=r"no kernel on H200: RuntimeError: device.*--device cpu"):
         probe_driver(EngineConfig(device="cuda"), H200, {"kernel": IMAGE, "graph": fine})
