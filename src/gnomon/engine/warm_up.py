@@ -54,6 +54,8 @@ def warm_up(parts: Parts, progress: Callable[[str, int, int], None]) -> None:
     is_watched = parts.checker is not None or parts.witness is not None
     is_gpu = rules.device.type == "cuda"
     before = torch.cuda.memory_allocated() if is_gpu else 0
+    if is_gpu:
+        torch.cuda.reset_peak_memory_stats()  # what loading took at most is another matter
 
     def run_all(whole: Runner, tell: Callable[[str, int, int], None]) -> None:
         for done, batch in enumerate(batches, start=1):

@@ -106,7 +106,9 @@ class Fa3Operators:
         assert new == [None, None]
         assert nothing == [None, None, None]
         assert all(value is None for value in arguments[15:23])
-        assert arguments[25:] == (-1, -1, 0.0, True, None, 0, None, 0, None, 1, 0, None)
+        assert arguments[25:30] == (-1, -1, 0.0, True, None)
+        assert arguments[30] in (0, 1)  # splits
+        assert arguments[31:] == (None, 0, None, 1, 0, None)
         assert q.dtype == k.dtype == v.dtype
         assert all(t.stride(-1) == 1 for t in (q, k, v))
         assert first_row.dtype == num_keys.dtype == torch.int32

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from gnomon.attention.dispatch import KernelSet
 from gnomon.attention.layouts.base import PagedPool
 from gnomon.attention.layouts.fp8_ds_mla_656 import Fp8LatentLayout
 from gnomon.attention.layouts.index_k_132 import Fp8IndexKeyLayout
+from gnomon.attention.layouts.plain import PlainLayout
 from gnomon.attention.ops.values import RowPages
 from gnomon.attention.providers.external import deepgemm, fa3, flashinfer, flashmla
 from gnomon.attention.providers.torch.linear import quantise_rows
@@ -51,6 +53,22 @@ def packed(pool: PagedPool, layout: Any) -> PagedPool:
     made: PagedPool = layout.allocate(pool.num_pages, pool.page_size)
     layout.write(made, torch.arange(pool.num_slots), pool.typed())
     return made
+
+
+@pytest.mark.parametrize(("num_rows", "splits"), [(1, 0), (128, 0), (129, 1), (1000, 1)])
+def test_fa3_sets_nothing_aside_for_splits_of_many_rows(num_rows: int, splits: int) -> None:
+    """One long row among short ones would like many, and memory for that of all rows."""
+    asked: list[fa3.Call] = []
+
+    def forward(call: fa3.Call) -> tuple[Tensor, Tensor]:
+        asked.append(call)
+        return torch.zeros(*call.q.shape[:2], 512), torch.zeros(*call.q.shape[1::-1])
+
+    pool = PlainLayout(torch.float32, 576).allocate(1, 4)
+    slots, count = torch.zeros(num_rows, 3, dtype=torch.int64), torch.full((num_rows,), 3)
+    query = torch.zeros(num_rows, 2, 512), torch.zeros(num_rows, 2, 64)
+    fa3.FlashAttention3(forward).sparse_mla(*query, pool, slots, count, 1.0)
+    assert [call.num_splits for call in asked] == [splits]
 
 
 @pytest.mark.parametrize("case", cases("sparse_mla", SMALL), ids=lambda case: case.label)

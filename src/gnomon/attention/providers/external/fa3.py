@@ -2,7 +2,9 @@
 
 In:  what dense_mha and sparse_mla take (spec/attention.py). Out: (out, lse) as there.
 Sparse: a slot is a page of one token; rope columns are the keys, latents the values, and the
-latent query goes in as q_v (kernels.md §1.10). Any number of heads, prefill and decode alike.
+latent query goes in as q_v (kernels.md §1.10). Any number of heads, prefill and decode alike. Of
+up to some thousand rows the library takes one for long and the others for short, and sets aside
+fp32 results of as many splits as the long one would like: gigabytes. Many rows ask for one split.
 Dense: visible counts rise by one from row to row up to the number of keys; the rows up to the first
 that sees every key are causal, those behind it see all, so two calls cover them, with bounds that
 stay on the device. Rows that see nothing give 0 and −inf wherever they stand.
@@ -28,6 +30,7 @@ from gnomon.attention.providers.external.provider import EXTERNAL_RANK, External
 
 NAME = "fa3"
 MOST_ROWS = 8192  # whose numbers are kept
+SPLIT_ROWS = 128  # with more, lists are not split: they fill a GPU as they are
 URL = "https://github.com/Dao-AILab/flash-attention#subdirectory=hopper"
 FILE, PACKAGE = "_vllm_fa3_C.abi3.so", "flash_attn_interface"
 NUM_ARGUMENTS = 37  # of vLLM's build
@@ -79,6 +82,7 @@ class Call:
     q_v: Tensor | None = None
     table: Tensor | None = None
     out: Tensor | None = None
+    num_splits: int = 0  # of each sequence's keys; 0: as many as the library likes
 
 
 Forward = Callable[[Call], tuple[Tensor, Tensor]]
@@ -149,6 +153,7 @@ class FlashAttention3:
             table=slots.to(torch.int32),
             scale=scale,
             is_causal=True,
+            num_splits=0 if num_rows <= SPLIT_ROWS else 1,
         )
         return self._forward(call)
 
@@ -239,7 +244,8 @@ def forward_of_operators(operators: Any) -> Forward:
             *(None, None, None),  # rotary embedding
             *(None, None, None),  # scales of FP8
             *(call.scale, call.is_causal, -1, -1, 0.0, True),  # no window, no soft cap
-            *(None, 0, None, 0, None),  # schedule, splits, packing, spare SMs: its choice; no sink
+            *(None, call.num_splits),  # schedule: its choice
+            *(None, 0, None),  # packing, spare SMs: its choice; no sink
             *(1, 0, None),  # one context-parallel rank
         )
         return result[0], result[1]
@@ -262,6 +268,7 @@ def forward_of_module(module: Any) -> Forward:
             max_seqlen_q=call.most_rows,
             softmax_scale=call.scale,
             causal=call.is_causal,
+            num_splits=call.num_splits,
             return_softmax_lse=True,
         )
         out, lse = result[0], result[1]
