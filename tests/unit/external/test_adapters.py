@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import replace
 from typing import Any
 
@@ -126,6 +128,39 @@ def test_a_schedule_made_while_a_graph_is_captured_is_not_kept(
         monkeypatch.setattr(flashmla, "_is_capturing", lambda _, given=is_capturing: given)
         adapter.sparse_mla(query[..., :512], query[..., 512:], pool, slots, count, 1.0)
         assert operators.num_schedules == num_made
+
+
+def test_a_schedule_that_a_captured_graph_reads_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Law: addresses in a graph are held strongly, however many shapes run eagerly after it."""
+    operators = FlashMlaOperators()
+    library = flashmla.library_of_operators(operators)
+    made: list[weakref.ref[Tensor]] = []
+
+    def decode(*arguments: Any) -> Any:
+        out = library.decode(*arguments)
+        made.append(weakref.ref(out[2][0]))
+        return out
+
+    adapter = flashmla.FlashMla(replace(library, decode=decode))
+    monkeypatch.setattr(flashmla, "MOST_SCHEDULES", 2)
+    pool = Fp8LatentLayout(512, 64, read_dtype=BF16).allocate(2, 64)
+
+    def run(num_rows: int, *, is_capturing: bool) -> None:
+        monkeypatch.setattr(flashmla, "_is_capturing", lambda _: is_capturing)
+        query, slots = torch.ones(num_rows, 3, 576, dtype=BF16), torch.zeros(num_rows, 1).long()
+        count = torch.ones(num_rows, dtype=torch.int32)
+        adapter.sparse_mla(query[..., :512], query[..., 512:], pool, slots, count, 1.0)
+
+    run(4, is_capturing=False)
+    run(4, is_capturing=True)
+    for num_rows in (1, 2, 3, 5, 6):
+        run(num_rows, is_capturing=False)
+    gc.collect()
+    assert made[0]() is not None
+    assert made[2]() is None, "of shapes that were not captured, the latest are kept"
+    num_schedules = operators.num_schedules
+    run(4, is_capturing=False)
+    assert operators.num_schedules == num_schedules
 
 
 @pytest.mark.parametrize("num_heads", [1, 16, 64, 65, 128])

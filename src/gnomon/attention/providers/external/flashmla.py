@@ -74,11 +74,16 @@ class FlashMlaLibrary:
 
 
 class FlashMla:
-    """Calls the library; keeps the decode kernel's schedules, which depend on shapes alone."""
+    """Calls the library; keeps the decode kernel's schedules, which depend on shapes alone.
+
+    A captured graph reads a schedule at its address: those are kept for good, one for each captured
+    size; of the others the latest MOST_SCHEDULES.
+    """
 
     def __init__(self, library: FlashMlaLibrary) -> None:
         self._library = library
         self._schedules: OrderedDict[tuple[Any, ...], Schedule] = OrderedDict()
+        self._captured: dict[tuple[Any, ...], Schedule] = {}
 
     def kernels(self) -> Mapping[str, Kernel]:
         """By operator."""
@@ -142,14 +147,25 @@ class FlashMla:
             out, lse, _ = self._library.decode(query[None], pages, lists[None], scale, None)
             return out[0], lse[0].T
         key = (num_rows, query.shape[1], lists.shape[1], query.device)
-        held = self._schedules.get(key)
+        held, is_capturing = self._held(key), _is_capturing(query)
         out, lse, made = self._library.decode(query[:, None], pages, lists[:, None], scale, held)
-        # A schedule made while a graph is captured holds its numbers only once that graph runs.
-        if held is None and not _is_capturing(query):
+        if is_capturing:
+            if held is not None:
+                self._captured[key] = held
+        elif held is None:
             self._schedules[key] = made
             if len(self._schedules) > MOST_SCHEDULES:
                 self._schedules.popitem(last=False)
         return out[:, 0], lse[:, :, 0]
+
+    def _held(self, key: tuple[Any, ...]) -> Schedule | None:
+        """The schedule of a shape, if it is known.
+
+        One made while a graph is captured is not: it holds its numbers only once that graph runs.
+        """
+        if key in self._captured:
+            return self._captured[key]
+        return self._schedules.get(key)
 
 
 def flashmla_provider(places: Places) -> ExternalProvider:
