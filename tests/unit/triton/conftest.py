@@ -1,8 +1,8 @@
 """Kernels under Triton's interpreter, in a process whose other tests know nothing of it.
 
 In:  this folder, collected before anything in the process has imported triton.
-Out: triton and the triton provider, imported once with TRITON_INTERPRET=1, which is taken back at
-     once: builtin_providers() and subprocesses stay as they are without it.
+Out: triton and all modules with kernels, imported once with TRITON_INTERPRET=1, which is taken
+     back at once: builtin_providers() and subprocesses stay as they are without it.
 Rules for tests here: import kernels from gnomon.attention.providers.triton, which is imported
      below; compile ahead of time in a subprocess only (ahead_of_time.py): the flag breaks it.
 """
@@ -36,6 +36,9 @@ try:
 
     for found in pkgutil.iter_modules(provider.__path__, f"{provider.__name__}."):
         importlib.import_module(found.name)
+    for name in ("sampling_edges_triton", "sampling_triton", "step_checks_triton"):
+        importlib.import_module(f"gnomon.engine.{name}")
+    importlib.import_module("gnomon.attention.providers.external.launches")
     from tests.unit.triton import probes  # noqa: F401
 finally:
     if _before is None:

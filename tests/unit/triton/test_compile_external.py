@@ -2,21 +2,10 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
+from gnomon.attention.providers.external import launches
 from tests.unit.triton.ahead_of_time import Build, compile_all, faults
-
-_before = os.environ.get("TRITON_INTERPRET")
-os.environ["TRITON_INTERPRET"] = "1"
-try:
-    from gnomon.attention.providers.external import launches
-finally:
-    if _before is None:
-        del os.environ["TRITON_INTERPRET"]
-    else:
-        os.environ["TRITON_INTERPRET"] = _before
 
 KINDS = {
     **dict.fromkeys(("x", "weights", "latent", "rope", "query", "out"), "*bf16"),

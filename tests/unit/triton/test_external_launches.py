@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 import math
-import os
 
 import pytest
 import torch
 
 from gnomon.attention.layouts.index_k_132 import Fp8IndexKeyLayout
+from gnomon.attention.providers.external import codes, launches, padding
 from tests.unit.triton.launch_keys import watching
-
-_before = os.environ.get("TRITON_INTERPRET")
-os.environ["TRITON_INTERPRET"] = "1"
-try:
-    from gnomon.attention.providers.external import codes, launches, padding
-finally:
-    if _before is None:
-        del os.environ["TRITON_INTERPRET"]
-    else:
-        os.environ["TRITON_INTERPRET"] = _before
 
 DTYPES = (torch.bfloat16, torch.float32, torch.float16)
 

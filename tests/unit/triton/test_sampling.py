@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import math
-import os
 
 import numpy as np
 import pytest
 import torch
 
+from gnomon.engine import sampling_edges_triton, sampling_triton, step_checks_triton
 from gnomon.engine.sampling_draw import Cut, Wishes, choose, cut_of
 from gnomon.engine.sampling_filters import Filters, last_kept
 from gnomon.engine.step_checks import row_flags
 from tests.unit.triton.ahead_of_time import Build, compile_all, faults
-
-_before = os.environ.get("TRITON_INTERPRET")
-os.environ["TRITON_INTERPRET"] = "1"
-try:
-    from gnomon.engine import sampling_edges_triton, sampling_triton, step_checks_triton
-finally:
-    if _before is None:
-        del os.environ["TRITON_INTERPRET"]
-    else:
-        os.environ["TRITON_INTERPRET"] = _before
 
 # Triton's interpreter turns blocks of one element into loop bounds.
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
