@@ -100,6 +100,8 @@ def test_sparse_mla_over_packed_latents(case: Case, monkeypatch: pytest.MonkeyPa
     )
     monkeypatch.setattr(flashmla, "MOST_DECODE_ROWS", 2)  # the way of many rows
     checked("flashmla", adapter.kernels(), "sparse_mla", case)
+    monkeypatch.setattr(flashmla, "ROWS_AT_ONCE", 3)  # in pieces
+    checked("flashmla", adapter.kernels(), "sparse_mla", case)
 
 
 def test_schedules_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,7 @@ NAME = "flashmla"
 VALUE_DIM = 512
 PREFILL_BLOCK = 128  # keys: two blocks of 64 an iteration
 DECODE_BLOCK = 64
+ROWS_AT_ONCE = 2048  # of packed latents: query, partial results and lists of so many are set aside
 MOST_DECODE_ROWS = 256  # rows up to here are requests of their own, split over SMs by a schedule
 MOST_SCHEDULES = 64
 URL = "https://github.com/deepseek-ai/FlashMLA"
@@ -127,6 +128,8 @@ class FlashMla:
         scale: float,
     ) -> tuple[Tensor, Tensor]:
         """(out [R, H, 512], lse [R, H] in the library's convention); ``listed``: slots, count."""
+        if len(q_latent) > ROWS_AT_ONCE and not isinstance(pool.layout, PlainLayout):
+            return self._in_pieces(q_latent, q_rope, pool, listed, scale)
         num_heads, is_plain = q_latent.shape[1], isinstance(pool.layout, PlainLayout)
         block = PREFILL_BLOCK if is_plain else DECODE_BLOCK
         query, lists = pad_operands(q_latent, q_rope, listed[0], block)
@@ -136,6 +139,26 @@ class FlashMla:
         else:
             out, lse = self._packed(query, pool, lists, scale)
         return out[:, :num_heads], lse[:, :num_heads]
+
+    def _in_pieces(
+        self,
+        q_latent: Tensor,
+        q_rope: Tensor,
+        pool: PagedPool,
+        listed: tuple[Tensor, Tensor],
+        scale: float,
+    ) -> tuple[Tensor, Tensor]:
+        """The same, so many rows after another: the kernel keeps fp32 results of all its rows."""
+        out, lse = (
+            torch.empty_like(q_latent),
+            q_latent.new_empty(q_latent.shape[:2], dtype=torch.float32),
+        )
+        for first in range(0, len(q_latent), ROWS_AT_ONCE):
+            part = slice(first, first + ROWS_AT_ONCE)
+            rows = listed[0][part], listed[1][part]
+            found = self._attended(q_latent[part], q_rope[part], pool, rows, scale)
+            out[part], lse[part] = found
+        return out, lse
 
     def _packed(
         self, query: Tensor, pool: PagedPool, lists: Tensor, scale: float
