@@ -194,9 +194,10 @@ def test_moe_fp8(num_rows: int) -> None:
     )
     found = run(x, ids, weights, gate_up, down, False, BF16).double()
     truth = moe_fp8(x, ids, weights, gate_up, down, False, torch.float64)
-    # Hidden values are rounded to bf16 on the way: about 3 % of their codes are the next one.
-    limit = 2.0**-5 * (truth.abs() + truth.abs().max())
-    assert bool(((found - truth).abs() <= limit).all()), float((found - truth).abs().max())
+    # Hidden values are rounded to bf16 on the way: about 3 % of their codes are the next one, which
+    # is 1.3 % of a row's size as a rule and 4 % in the worst of 3,000 rows; a wrong expert is 50 %.
+    share = (found - truth).square().mean(1).sqrt() / truth.square().mean(1).sqrt()
+    assert bool((share <= 0.125).all()), float(share.max())
 
 
 @pytest.mark.parametrize(
