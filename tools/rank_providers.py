@@ -28,7 +28,7 @@ def rows_of(cells: list[Mapping[str, Any]]) -> Iterator[dict[str, object]]:
     for cell in cells:
         op, size = str(cell["op"]), str(cell["size"])
         words = set(re.findall(r"[a-z0-9_]+", size.lower()))
-        heads = re.search(r"\bh(\d+)\b", size.lower())
+        heads = re.search(r"\bh(\d+)\b|\b(\d+) experts\b", size.lower())
         batch = re.search(r"\bb?(\d+)(?: rows)?\b", size.lower())
         layout = next((full for word, full in LAYOUTS.get(op, {}).items() if word in words), None)
         named = next((phase for phase in ("prefill", "decode") if phase in words), None)
@@ -41,7 +41,7 @@ def rows_of(cells: list[Mapping[str, Any]]) -> Iterator[dict[str, object]]:
                     "op": op,
                     "phase": one,
                     "layout": "index_k_132" if op in BY_INDEX_LAYOUT else layout,
-                    "num_heads": int(heads.group(1)) if heads else 1,
+                    "num_heads": int(heads[1] or heads[2]) if heads else 1,
                     "num_rows": int(batch.group(1)) if batch and op in OPERATORS_BY_ROWS else 0,
                     "provider": entry["provider"],
                     "us": entry["timing"]["median_us"],

@@ -22,7 +22,7 @@ class OpNeed:
 
     ``is_deterministic``: a row's bits hang on its own data alone, whatever rows run beside it.
     ``phase``: "decode" (every request has a row or few), "prefill" (all other steps) or None, any.
-    ``num_rows``: of a call, where kernels are chosen by it.
+    ``num_rows``: of a call, where kernels are chosen by it. ``num_experts``: that a rank holds.
     ``capability``: compute capability of the GPU, (9, 0) for Hopper. None: not known, no matter.
     """
 
@@ -37,6 +37,7 @@ class OpNeed:
     page_size: int | None = None
     capability: tuple[int, int] | None = None
     num_rows: int | None = None
+    num_experts: int | None = None
 
     def words(self) -> str:
         """What a message says of it; sizes are said where they are at fault."""

@@ -23,7 +23,7 @@ from gnomon.engine.assembly import Parts
 from gnomon.engine.schedule_step import StepSchedule
 
 DECODE_RUNS, PREFILL_RUNS = 15, 3
-WARM_UP_STEPS = 2
+WARM_UP_STEPS, WARM_UP_GPU = 2, 20  # the first few after an idle GPU take up to 1 ms more
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +89,10 @@ def _bench_cell(parts: Parts, cell: StepCell, max_tokens: int, with_profile: boo
     else:
         steps = prefill_schedules(cell.batch, cell.length, pool.page_size, max_tokens)
     runs = DECODE_RUNS if cell.kind == "decode" else PREFILL_RUNS
-    for _ in range(WARM_UP_STEPS if cell.kind == "decode" else 1):
-        _run(parts, steps)
     device = parts.cache.device
+    warm_up = WARM_UP_GPU if device.type == "cuda" else WARM_UP_STEPS
+    for _ in range(warm_up if cell.kind == "decode" else 1):
+        _run(parts, steps)
     _wait(device)
     device_us, host_us = [], []
     for _ in range(runs):

@@ -124,6 +124,7 @@ def survey(config: EngineConfig, default_vocab_size: int | None = None) -> Surve
         is_deterministic=config.deterministic,
         page_size=config.block_size,
         capability=machine.capability,
+        num_experts=model.n_routed_experts,
     )
     outside = external_providers(config.provider_path)
     providers = (*builtin_providers(), *absent_providers(), *outside)

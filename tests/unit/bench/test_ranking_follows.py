@@ -44,6 +44,7 @@ def need_of(row: dict[str, Any]) -> OpNeed:
         page_size=64,
         capability=(9, 0),
         num_rows=row["num_rows"] or None,
+        num_experts=heads if row["op"].startswith("moe") else None,
     )
 
 

@@ -20,10 +20,10 @@ from gnomon.attention.requirement import OpNeed
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Providers from the fastest on. ``layout`` None: any; ``num_heads``: of what the op works on.
+    """Providers from the fastest on. ``layout`` None: any.
 
-    ``capability``: major compute capability of the GPU that it was measured on. ``num_rows``: of
-    a call; 0: it does not matter.
+    ``num_heads``: of what the op works on; of a mixture its experts. ``capability``: major compute
+    capability of the GPU that it was measured on. ``num_rows``: of a call; 0: it does not matter.
     """
 
     op: str
@@ -90,8 +90,10 @@ MEASURED: tuple[Measured, ...] = (
     Measured("linear_fp8", "prefill", None, 1, ("triton", "deepgemm"), _COMPILED, num_rows=1024),
     Measured("linear_fp8", "prefill", None, 1, ("deepgemm", "triton"), _PRODUCTS, num_rows=4095),
     Measured("linear_fp8", "decode", None, 1, ("triton", "deepgemm"), _FEW),
-    Measured("moe_fp8", "prefill", None, 1, ("triton", "deepgemm"), _COMPILED, num_rows=2048),
-    Measured("moe_fp8", "prefill", None, 1, ("deepgemm", "triton"), _EXPERTS, num_rows=4096),
+    Measured("moe_fp8", "prefill", None, 32, ("triton", "deepgemm"), _COMPILED, num_rows=2048),
+    Measured("moe_fp8", "prefill", None, 32, ("deepgemm", "triton"), _EXPERTS, num_rows=4096),
+    # Many experts: a block of each is mostly padding.
+    Measured("moe_fp8", "prefill", None, 256, ("triton", "deepgemm"), _H200),
     Measured("moe_fp8", "decode", None, 1, ("triton", "deepgemm"), _H200),
 )
 
@@ -133,7 +135,12 @@ def _fitting(op: str, need: OpNeed, table: Sequence[Measured]) -> list[Measured]
 
 
 def heads_of(op: str, need: OpNeed) -> int:
-    """The heads that an operator works on, of the indexer or of attention; 1 where not known."""
+    """The heads that an operator works on, of the indexer or of attention; of experts, how many.
+
+    1 where that is not known.
+    """
+    if op in ("moe", "moe_fp8"):
+        return need.num_experts or 1
     name = "index_num_heads" if op.startswith("index_") else "num_heads"
     return need.size(name) or 1
 
